@@ -174,8 +174,7 @@ Image decode_image(ByteSource& file, int channels) {
   // Without memory stb may fail for a reason of its own.
   const bool fits = decoded || std::unique_ptr<void, void (*)(void*)>(std::malloc(needed), std::free);
   if (why == "outofmem" || !fits) fail(file.path().string(), ": out of memory while it was decoded");
-  if (why.starts_with("BMP "))
-    file.mistaken("of a kind that is not read: ", why);
+  if (why.starts_with("BMP ")) file.mistaken("of a kind that is not read: ", why);
   if (!decoded) file.reject("it cannot be decoded: ", why);
   Image image{height, width, channels, {}, own <= 2};
   image.pixels.assign(decoded.get(), decoded.get() + area * channels);

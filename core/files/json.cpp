@@ -59,11 +59,11 @@ class Reader {
 
  private:
   [[noreturn]] void wrong(const std::string& what) const {
-    throw JsonError("at byte " + std::to_string(at_) + (at_ >= text_.size() ? " (the end): " : ": ") + what, line_);
+    throw JsonError("at byte " + std::to_string(at_) + (at_ >= text_.size() ? " (the end): " : ": ") + what);
   }
   void space() {
     while (at_ < text_.size() && (text_[at_] == ' ' || text_[at_] == '\t' || text_[at_] == '\n' || text_[at_] == '\r'))
-      line_ += text_[at_++] == '\n';
+      at_++;
   }
   bool take(char c) {
     space();
@@ -81,7 +81,6 @@ class Reader {
     if (depth > 100) wrong("nested deeper than 100");
     space();
     Json v;
-    v.line = line_;
     if (take('{')) {
       v.kind = Json::Kind::object;
       std::unordered_set<std::string> names;
@@ -193,7 +192,6 @@ class Reader {
 
   std::string_view text_;
   std::size_t at_ = 0;
-  int line_ = 1;
 };
 
 }  // namespace

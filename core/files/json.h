@@ -11,8 +11,7 @@ namespace tandem {
 
 struct JsonMember;
 struct JsonError : Error {
-  JsonError(const std::string& what, int line) : Error(what), line(line) {}
-  int line;  // from 1
+  using Error::Error;
 };
 
 // A value of a document. Objects keep the order of their members; numbers are doubles (exact for whole numbers up to
@@ -24,7 +23,6 @@ struct Json {
   std::string text;
   std::vector<Json> items;          // of an array
   std::vector<JsonMember> members;  // of an object; a name that comes twice is refused
-  int line = 0;                     // on which it begins, from 1
 
   const Json* find(std::string_view name) const;  // a member, or null
   bool is(Kind k) const { return kind == k; }

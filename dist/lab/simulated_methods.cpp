@@ -54,7 +54,6 @@ class ByServers : public Method {
     answer();
   }
   void visited(int) override { answer(); }  // a grace time is over
-  void archive(Archive& a) override { a(service_, exchanges_, sent_, waits_, looks_at_); }
 
  private:
   void answer() {
@@ -155,7 +154,6 @@ class Local : public Method {
     average([](const Worker& w) -> const Tensor& { return w.x; });
     return mean_;
   }
-  void archive(Archive& a) override { a(centre_, outer_velocity_, workers_, mean_ready_); }
 
  private:
   struct Worker {
@@ -163,7 +161,6 @@ class Local : public Method {
     Tensor exchanged;  // x as it went into the mean that is under way
     std::int64_t made = 0;
     bool waits = false;
-    void archive(Archive& a) { a(x, velocity, exchanged, made, waits); }
   };
   template <class Of>
   void average(const Of& of) {

@@ -1,17 +1,15 @@
-// A simulated run (simulator.h): the virtual clock, the workers' batches and gradients, evaluations, the checkpoint.
+// A simulated run (simulator.h): the virtual clock, the workers' batches and gradients, evaluations.
 // What happens when a worker's step has ended is a Method (simulated_methods.cpp).
 #pragma once
 #include <cmath>
 #include <cstdint>
 #include <deque>
-#include <filesystem>
 #include <memory>
 #include <optional>
 #include <queue>
 #include <string>
 #include <vector>
 
-#include "core/files/archive.h"
 #include "dist/lab/simulator.h"
 #include "dist/server/shard_service.h"
 #include "layers/train/metrics.h"
@@ -30,7 +28,6 @@ class Method {
   virtual const Tensor& weights() = 0;                             // as they are to be evaluated
   virtual std::vector<std::int64_t> delays() const { return {}; }  // SimulatorReport::delays
   virtual const ShardCounts* counts() const { return nullptr; }    // of a server
-  virtual void archive(Archive& a) = 0;
 };
 
 class Simulation {
@@ -78,7 +75,6 @@ class Simulation {
     std::uint32_t steps = 0;
     Tensor buffers;  // as it was sent them
     bool left = false;
-    void archive(Archive& a) { a(lease, steps, buffers, left); }
   };
   struct Event {
     double at;
@@ -87,9 +83,6 @@ class Simulation {
     bool operator<(const Event& o) const {  // the earliest is on top of the queue
       return at != o.at ? at > o.at : worker > o.worker;
     }
-  };
-  struct Events : std::priority_queue<Event> {
-    void archive(Archive& a) { a(c); }
   };
   struct Evaluations {
     std::optional<Evaluation> validation, test;
@@ -117,26 +110,9 @@ class Simulation {
 
   void end_epoch(MetricsFile& metrics, const Evaluations& v);
 
-  void begin(MetricsFile& metrics, bool goes_on);
-
   void end(MetricsFile& metrics);
 
-  // ---- the checkpoint -----------------------------------------------------------------------------------------------
-  // What decides how the run goes, so that another run's checkpoint is known.
   Settings describe() const;
-
-  // Everything that changes while the run goes on.
-  void archive(Archive& a);
-
-  std::uintmax_t metrics_bytes() const {
-    std::error_code none;
-    return std::filesystem::is_regular_file(options_.metrics, none) ? std::filesystem::file_size(options_.metrics) : 0;
-  }
-
-  // The first two fields are for the comparison: the program and where it runs, and the run.
-  void save();
-
-  bool goes_on_from_checkpoint();
 
   Module& model_;
   const Loss& loss_;
@@ -150,11 +126,9 @@ class Simulation {
   std::vector<Machine> machines_;
   int active_, in_a_row_ = 0;
   Method* method_ = nullptr;
-  Events events_;
+  std::priority_queue<Event> events_;
   double now_ = 0, epoch_began_ = 0, loss_sum_ = 0, seen_ = 0, evaluated_ = 0;
-  Settings run_;
-  std::uintmax_t metrics_bytes_ = 0;  // when the checkpoint was written
-  std::deque<std::int64_t> again_;    // leases
+  std::deque<std::int64_t> again_;  // leases
   std::int64_t batches_ = 0, next_lease_ = 0, applied_ = 0, computed_ = 0, pushes_ = 0, looks_ = 0;
   SimulatorReport report_;
 };

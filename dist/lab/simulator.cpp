@@ -40,7 +40,6 @@ Simulation::Simulation(Module& model, const Loss& loss, const SGDOptions& sgd, B
   for (Machine& m : machines_) m.buffers = flat_.buffers.clone();
   buffers_ = flat_.buffers.clone();
   batches_ = data.train.batches_per_epoch() * options.epochs;
-  run_ = describe();
 }
 
 bool Simulation::past_first_decay() const {
@@ -111,9 +110,18 @@ void Simulation::start(int worker, double at) {
 
 SimulatorReport Simulation::run(Method& method) {
   method_ = &method;
-  const bool goes_on = goes_on_from_checkpoint();
-  MetricsFile metrics(options_.metrics, goes_on, run_of(run_));
-  begin(metrics, goes_on);
+  const std::string name = run_of(describe());
+  MetricsFile metrics(options_.metrics, false, name);
+  metrics.write({{"event", std::string("start")},
+                 {"run", name},
+                 {"strategy", options_.strategy},
+                 {"parameters", flat_.parameters()},
+                 {"epochs", std::int64_t(options_.epochs)},
+                 {"batches_per_epoch", data_.train.batches_per_epoch()},
+                 {"ranks", std::int64_t(workers())},
+                 {"learning_rate", given_.learning_rate},
+                 {"seed", std::int64_t(options_.seed)}});
+  for (int m = 0; m < workers(); m++) start(m, 0);
   while (!events_.empty() && !report_.diverged && !report_.reached) {
     const Event e = events_.top();
     events_.pop();
@@ -127,7 +135,6 @@ SimulatorReport Simulation::run(Method& method) {
     if (epoch_ends || evaluates) show();
     const Evaluations v = evaluates ? evaluate_now(metrics) : Evaluations{};
     while (ended_epochs() > std::int64_t(report_.epochs.size())) end_epoch(metrics, v);
-    if (epoch_ends) save();
   }
   end(metrics);
   return std::move(report_);
@@ -176,24 +183,6 @@ void Simulation::end_epoch(MetricsFile& metrics, const Evaluations& v) {
   epoch_began_ = now_;
 }
 
-void Simulation::begin(MetricsFile& metrics, bool goes_on) {
-  if (goes_on && options_.progress)
-    std::fprintf(stderr, "%s: goes on after epoch %zu\n", options_.checkpoint.c_str(), report_.epochs.size());
-  if (goes_on && metrics_bytes() > metrics_bytes_)  // what was written after the checkpoint is written again
-    std::filesystem::resize_file(options_.metrics, metrics_bytes_);
-  if (metrics_bytes() == 0)
-    metrics.write({{"event", std::string("start")},
-                   {"run", run_of(run_)},
-                   {"strategy", options_.strategy},
-                   {"parameters", flat_.parameters()},
-                   {"epochs", std::int64_t(options_.epochs)},
-                   {"batches_per_epoch", data_.train.batches_per_epoch()},
-                   {"ranks", std::int64_t(workers())},
-                   {"learning_rate", given_.learning_rate},
-                   {"seed", std::int64_t(options_.seed)}});
-  for (int m = 0; !goes_on && m < workers(); m++) start(m, 0);
-}
-
 void Simulation::end(MetricsFile& metrics) {
   report_.seconds = now_;
   report_.delays = method_->delays();
@@ -219,80 +208,18 @@ void Simulation::end(MetricsFile& metrics) {
   if (!report_.epochs.empty() && report_.epochs.back().test_accuracy)
     end.push_back({"test_accuracy", *report_.epochs.back().test_accuracy});
   metrics.write(end);
-  if (!options_.checkpoint.empty()) std::filesystem::remove(options_.checkpoint);
 }
 
+// What the run's name in the metrics is made of.
 Settings Simulation::describe() const {
   const auto text = [](auto... values) { return (... + (" " + digits(double(values), 17))).substr(1); };
   const auto& [workers, compute, shape, slower, latency, bandwidth] = options_.cluster;
-  const Schedule& s = options_.schedule;
-  Checksum first;
-  first.add(flat_.values.raw(), flat_.values.bytes());
-  first.add(flat_.buffers.raw(), flat_.buffers.bytes());
-  Settings run{
-      {"strategy", options_.strategy},
-      {"workers", text(workers)},
-      {"time of a step", text(compute, shape)},
-      {"link", text(latency, bandwidth)},
-      {"epochs", text(options_.epochs)},
-      {"seed", std::to_string(options_.seed)},
-      {"learning rate, momentum, weight decay",
-       text(given_.learning_rate, given_.momentum, given_.weight_decay, given_.decay_everything)},
-      {"schedule", text(int(s.kind), s.every, s.gamma, s.warmup, s.rise, s.start, s.finish)},
-      {"evaluations",
-       text(options_.evaluate_every, options_.until, data_.validation != nullptr, data_.test != nullptr)},
-      {"parameters", text(flat_.parameters())},
-      {"layers", hex(flat_.layout_hash())},
-      {"first weights", hex(first.value())},
-      {"batches, pictures of an epoch", text(data_.train.batches_per_epoch(), data_.train.pictures_per_epoch())}};
-  for (const auto& [worker, factor] : slower) run.push_back({"slow worker", text(worker, factor)});
-  for (const double m : s.milestones) run.push_back({"milestone", text(m)});
-  run.insert(run.end(), options_.settings.begin(), options_.settings.end());
-  for (const auto& described : data_.train.description()) run.push_back(described);
+  Settings run = options_.settings;
+  run.push_back({"strategy", options_.strategy});
+  run.push_back({"cluster", text(workers, compute, shape, slower.size(), latency, bandwidth)});
+  run.push_back({"epochs, seed", text(options_.epochs, options_.seed)});
+  run.push_back({"rates", text(given_.learning_rate, given_.momentum, given_.weight_decay)});
   return run;
-}
-
-void Simulation::archive(Archive& a) {
-  StepState steps = decays_.read_state();
-  a(steps, correct_, buffers_, machines_, active_, in_a_row_, events_, now_, epoch_began_, loss_sum_, seen_, again_,
-    next_lease_, applied_, pushes_, looks_, evaluated_, metrics_bytes_);
-  a(report_.epochs, report_.evaluations, report_.gap, report_.correction, report_.refused);
-  if (a.reads()) decays_.resume_at(steps);
-  method_->archive(a);
-  a.finish();
-}
-
-void Simulation::save() {
-  if (options_.checkpoint.empty() || events_.empty() || report_.diverged) return;
-  Archive a(options_.checkpoint, flat_.backend(), Archive::Mode::write);
-  Settings here = surroundings(flat_.backend()), run = run_;
-  metrics_bytes_ = metrics_bytes();
-  a(here, run);
-  archive(a);
-}
-
-bool Simulation::goes_on_from_checkpoint() {
-  const std::string& file = options_.checkpoint;
-  if (file.empty()) return false;
-  if (!std::filesystem::exists(file)) {
-    AtomicFile can_be_written(file);
-    return false;
-  }
-  Archive a(file, flat_.backend(), Archive::Mode::read);
-  const auto has = [&](const Settings& wanted) {
-    Settings saved;
-    a(saved);
-    if (saved == wanted) return;
-    const auto [theirs, ours] = std::mismatch(saved.begin(), saved.end(), wanted.begin(), wanted.end());
-    const auto shown = [](const Settings& s, auto at) {
-      return at == s.end() ? "nothing more" : at->first + " " + at->second;
-    };
-    refuse(file, ": is the checkpoint of another run: it has '", shown(saved, theirs), "', this one '",
-           shown(wanted, ours), "'. Remove it, or name another file");
-  };
-  has(surroundings(flat_.backend())), has(run_);
-  archive(a);
-  return true;
 }
 
 void check_simulation(const SimulatorOptions& options) {

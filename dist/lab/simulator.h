@@ -33,13 +33,9 @@ struct SimulatorOptions {
   bool progress = true;      // a line an epoch on stderr
   // On the validation and test data, in epochs: 10: after epochs 10, 20, …; 0.25: four times an epoch. And at the end.
   double evaluate_every = 1;
-  double until = 2;  // ends with the evaluation that reaches this accuracy, 0 to 1, on the test data or else the
-                     // validation data; 2: never
-  // A file that holds the run after its last epoch, until its end. Where it is there the run goes on from it, and ends
-  // with the bits that it would have had without the interruption, also in `metrics`. Only the same program goes on;
-  // another run's file is refused.
-  std::string checkpoint = {};
-  Settings settings = {};  // what else decides how the run goes (the loss, say): for the comparison with a checkpoint
+  double until = 2;        // ends with the evaluation that reaches this accuracy, 0 to 1, on the test data or else the
+                           // validation data; 2: never
+  Settings settings = {};  // what else decides how the run goes (the loss, say): a part of its name in the metrics
 };
 
 struct SimulatorReport {
@@ -65,8 +61,7 @@ struct SimulatorReport {
 void check_simulation(const SimulatorOptions& options);
 
 // Trains; afterwards the model holds the servers' weights. A worker costs as many vectors as its rule keeps for it, 1
-// to 3. Throws UsageError as check_simulation() does, for more workers than the memory holds, and for a checkpoint that
-// is not this run's.
+// to 3. Throws UsageError as check_simulation() does, for more workers than the memory holds.
 SimulatorReport simulate(Module& model, const Loss& loss, const SGDOptions& sgd, Backend& backend, const FitData& data,
                          const SimulatorOptions& options);
 

@@ -7,7 +7,6 @@
 
 #include "core/backend.h"
 #include "core/elementwise.h"
-#include "core/files/archive.h"
 
 namespace tandem {
 
@@ -152,8 +151,5 @@ void Shard::forget(int worker) {
   velocity_.fill(0);
   for (const Worker& m : workers_) add_into(velocity_, m.own);
 }
-
-void Shard::archive(Archive& a) { a(values_, velocity_, workers_, version_, mean_delay_, last_); }
-void Shard::Worker::archive(Archive& a) { a(sent, square_avg, own, version); }
 
 }  // namespace tandem

@@ -13,8 +13,6 @@
 
 namespace tandem {
 
-class Archive;
-
 class Shard {
  public:
   // first: the weights that it begins with, f32 or f64, a multiple of 64 of them in the host's memory. scales: of the
@@ -52,14 +50,12 @@ class Shard {
   void go_on_with(const Tensor& velocity);  // as velocity(0) was
   // Another shard's work goes on here: its values are this one's, and from now on nothing is late.
   void go_on_at(std::uint64_t version);
-  void forget(int worker);   // another one has its number: what is kept of it begins anew
-  void archive(Archive& a);  // all of it
+  void forget(int worker);  // another one has its number: what is kept of it begins anew
 
  private:
   struct Worker {
     Tensor sent, square_avg, own;
     std::uint64_t version = 0;
-    void archive(Archive& a);
   };
   template <class T>
   RuleVectors<T> vectors(Worker& worker, const Tensor& gradient) const;

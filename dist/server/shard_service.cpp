@@ -7,7 +7,6 @@
 
 #include "core/backend.h"
 #include "core/elementwise.h"
-#include "core/files/archive.h"
 #include "core/math.h"
 
 namespace tandem {
@@ -255,15 +254,6 @@ void ShardService::go_on(std::uint64_t version, std::int64_t pushes, const std::
   applied_ = applied;
   counts_.version = version;
   counts_.pushes = pushes;
-}
-
-void ShardService::archive(Archive& a) {
-  ShardCounts& c = counts_;
-  a(shard_, workers_, applied_, collected_, mean_, due_);
-  a(c.version, c.pushes, c.samples, c.delays, c.applied, c.dropped, c.refused, c.left_out);
-}
-void ShardService::Worker::archive(Archive& a) {
-  a(seen, waits, pushes, here, idle, blocked, verdict, gradient, delay, into, made, samples, clock);
 }
 
 }  // namespace tandem

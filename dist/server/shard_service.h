@@ -84,7 +84,6 @@ class ShardService {
   }  // of each worker, the last that is in the weights
   // Goes on where another owner stopped.
   void go_on(std::uint64_t version, std::int64_t pushes, const std::vector<ExchangeId>& applied);
-  void archive(Archive& a);  // all but the events
   Shard& shard() { return shard_; }
   const ShardCounts& counts() const { return counts_; }
   const std::vector<ShardEvent>& events() const { return events_; }
@@ -102,7 +101,6 @@ class ShardService {
     bool made = false;       // it is
     std::int64_t samples = 0;
     std::uint64_t clock = 0;  // its pushes
-    void archive(Archive& a);
   };
   bool finite(int worker, const Tensor& gradient);
   void count(int worker, std::int64_t delay, std::int64_t samples);
