@@ -81,7 +81,7 @@ class Backend {
   // Bit-identical results for the same binary, device and threads: algorithms are chosen by rule, not by timing.
   virtual void deterministic(bool on) = 0;
   bool deterministic() const { return deterministic_; }
-  virtual void exact_convolution(bool on) = 0;  // leaves Winograd out; on the reference backend: plain loops only
+  virtual void exact_convolution(bool on) = 0;  // leaves Winograd out
   virtual void tf32(bool on) { (void)on; }      // f32 products by a GPU's tensor cores, with 10 bits of precision
 
   // ---- matrices -----------------------------------------------------------------------------------------------------

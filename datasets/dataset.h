@@ -62,8 +62,9 @@ std::map<std::string, std::string> description(const Pictures& pictures);
 
 // The folder that holds the files of mnist, fashion-mnist, cifar-10 or cifar-100: looked for in `directory` (the option
 // --data) where one is given, and nowhere else; otherwise in $TANDEM_DATA, then in data/; each time in the set's own
-// folder and in the place itself. Where no place was named, Fashion-MNIST's first pictures (fashion-mnist-small/) stand
-// in for all, which stderr says. Throws when there is nothing, naming all places and the command that downloads it.
+// folder and in the place itself. Without a `directory`, where nothing is found, Fashion-MNIST's first pictures
+// (fashion-mnist-small/) stand in for all, which stderr says. Throws when there is nothing, naming all places and the
+// command that downloads it.
 std::filesystem::path find_data(const std::string& name, const std::filesystem::path& directory = {});
 
 // The command that lays the files of a set where they were found: "datasets/get-data.sh fashion-mnist data".

@@ -1,9 +1,7 @@
 // ReferenceBackend: every operation as the textbook writes it, in plain loops over float, bf16 or double. Slow,
 // obviously right, and the oracle of the other backends: it shares no kernel and no element-wise functor with them.
 //
-// Numbers are read from T, sums are kept in double, and a result is rounded once, when it is stored. Only convolution
-// and matrix products have a second, blocked form, for float and bf16 (product.h, sums in float), so that a machine
-// with nothing but a compiler trains small models at a bearable speed; exact_convolution(true) asks for plain loops.
+// Numbers are read from T, sums are kept in double, and a result is rounded once, when it is stored.
 // Host pointers throughout; one thread calls, the loops may use several. Results are bit-identical for equal threads.
 #pragma once
 #include <cstdint>
@@ -80,7 +78,7 @@ class ReferenceBackend : public Backend {
   void copy(void* to, const void* from, std::size_t bytes) override;
   void synchronize() override {}                                // a call returns when it is done
   void deterministic(bool) override { deterministic_ = true; }  // it always is
-  void exact_convolution(bool on) override { exact_ = on; }     // also for gemm and linear: plain loops, sums in double
+  void exact_convolution(bool) override {}                      // it always is
 
   // matrix.cpp
   void gemm(bool transpose_a, bool transpose_b, const Tensor& a, const Tensor& b, Tensor& c, bool add) override;
@@ -120,11 +118,6 @@ class ReferenceBackend : public Backend {
                      Tensor* correct) override;
   void cross_entropy_backward(const Tensor& probabilities, const Tensor& labels, double smoothing, const Tensor& dloss,
                               Tensor& dx, bool add) override;
-
- private:
-  // True where products take the blocked form.
-  bool blocked(DType type) const { return type != DType::f64 && !exact_; }
-  bool exact_ = false;
 };
 
 }  // namespace tandem::reference

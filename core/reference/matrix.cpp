@@ -2,7 +2,6 @@
 //
 //   y[m, n] = x[m, k]·w[n, k]ᵀ + bias[n]      dx[m, k] = dy[m, n]·w[n, k]      dw[n, k] = dy[m, n]ᵀ·x[m, k]
 #include "core/reference/backend.h"
-#include "core/reference/product.h"
 
 namespace tandem::reference {
 
@@ -29,8 +28,8 @@ struct Finish {
 
 // c[m, n] = finish(Σ_k a[m, k]·b[k, n])
 template <class A, class B, class C>
-void multiply_plain(Backend& backend, std::int64_t m, std::int64_t n, std::int64_t k, Matrix<A> a, Matrix<B> b, C* c,
-                    const Finish& finish) {
+void multiply(Backend& backend, std::int64_t m, std::int64_t n, std::int64_t k, Matrix<A> a, Matrix<B> b, C* c,
+              const Finish& finish) {
   for_parts(parts_for(backend, m * n * k), m, [&](std::int64_t, std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; i++)
       for (std::int64_t j = 0; j < n; j++) {
@@ -39,53 +38,6 @@ void multiply_plain(Backend& backend, std::int64_t m, std::int64_t n, std::int64
         finish(c[i * n + j], sum, j);
       }
   });
-}
-
-// The matrix as floats: itself, or a converted copy in `memory` (row-major, rows × columns).
-inline MatrixView as_float(Matrix<float> a, std::int64_t, std::int64_t, float*) { return {a.data, a.row, a.column}; }
-inline MatrixView as_float(Matrix<bf16> a, std::int64_t rows, std::int64_t columns, float* memory) {
-  for (std::int64_t i = 0; i < rows; i++)
-    for (std::int64_t j = 0; j < columns; j++) memory[i * columns + j] = a.data[i * a.row + j * a.column];
-  return {memory, columns, 1};
-}
-template <class E>
-std::int64_t copy_size(std::int64_t numel) {
-  return std::is_same_v<E, float> ? 0 : numel;
-}
-
-// The same in blocks. The longer side of c is shared between the threads; a thread makes c in tiles of 192 × 256 sums.
-template <class A, class B, class C>
-void multiply_blocked(Backend& backend, std::int64_t m, std::int64_t n, std::int64_t k, Matrix<A> a, Matrix<B> b, C* c,
-                      const Finish& finish) {
-  constexpr std::int64_t tile_m = 192, tile_n = product_width;
-  Scratch<float> copy_a(backend, copy_size<A>(m * k)), copy_b(backend, copy_size<B>(k * n));
-  const MatrixView af = as_float(a, m, k, copy_a.data()), bf = as_float(b, k, n, copy_b.data());
-
-  const int parts = parts_for(backend, m * n * k / 16);  // 16 products cost what an element elsewhere does
-  Scratch<float> sums(backend, parts * tile_m * tile_n), packed(backend, parts * product_scratch);
-  const bool by_rows = m >= n;
-  for_parts(parts, by_rows ? m : n, [&](std::int64_t part, std::int64_t begin, std::int64_t end) {
-    float* sum = sums.data() + part * tile_m * tile_n;
-    const std::int64_t i_end = by_rows ? end : m, j_end = by_rows ? n : end;
-    for (std::int64_t i0 = by_rows ? begin : 0; i0 < i_end; i0 += tile_m)
-      for (std::int64_t j0 = by_rows ? 0 : begin; j0 < j_end; j0 += tile_n) {
-        const std::int64_t rows = std::min(tile_m, i_end - i0), columns = std::min(tile_n, j_end - j0);
-        std::fill(sum, sum + rows * columns, 0.0f);
-        add_product(rows, columns, k, {af.data + i0 * af.row, af.row, af.column},
-                    {bf.data + j0 * bf.column, bf.row, bf.column}, sum, columns,
-                    packed.data() + part * product_scratch);
-        for (std::int64_t i = 0; i < rows; i++)
-          for (std::int64_t j = 0; j < columns; j++) finish(c[(i0 + i) * n + j0 + j], sum[i * columns + j], j0 + j);
-      }
-  });
-}
-
-template <class A, class B, class C>
-void multiply(bool blocked, Backend& backend, std::int64_t m, std::int64_t n, std::int64_t k, Matrix<A> a, Matrix<B> b,
-              C* c, const Finish& finish) {
-  if constexpr (!std::is_same_v<A, double>)
-    if (blocked) return multiply_blocked(backend, m, n, k, a, b, c, finish);
-  multiply_plain(backend, m, n, k, a, b, c, finish);
 }
 
 }  // namespace
@@ -100,7 +52,7 @@ void ReferenceBackend::gemm(bool transpose_a, bool transpose_b, const Tensor& a,
       const T *ai = ap + i * m * k, *bi = bp + i * k * n;
       const Matrix<T> am = transpose_a ? Matrix<T>{ai, 1, m} : Matrix<T>{ai, k, 1};
       const Matrix<T> bm = transpose_b ? Matrix<T>{bi, 1, k} : Matrix<T>{bi, n, 1};
-      multiply(blocked(a.dtype()), *this, m, n, k, am, bm, cp + i * m * n, Finish{.add = add});
+      multiply(*this, m, n, k, am, bm, cp + i * m * n, Finish{.add = add});
     }
   });
 }
@@ -110,8 +62,7 @@ void ReferenceBackend::linear(const Tensor& x, const Tensor& w, const Tensor* bi
     using P = Parameter<T>;
     const std::int64_t m = y.size(0), n = w.size(0), k = w.size(1);
     const Finish finish{.bias = bias ? bias->data<P>() : nullptr, .relu = relu};
-    multiply(blocked(x.dtype()), *this, m, n, k, Matrix<T>{x.data<T>(), k, 1}, Matrix<P>{w.data<P>(), 1, k},
-             y.write<T>(), finish);
+    multiply(*this, m, n, k, Matrix<T>{x.data<T>(), k, 1}, Matrix<P>{w.data<P>(), 1, k}, y.write<T>(), finish);
   });
 }
 
@@ -119,16 +70,16 @@ void ReferenceBackend::linear_backward_data(const Tensor& dy, const Tensor& w, T
   dispatch(dy.dtype(), "linear_backward_data", [&]<class T> {
     using P = Parameter<T>;
     const std::int64_t m = dy.size(0), n = w.size(0), k = w.size(1);
-    multiply(blocked(dy.dtype()), *this, m, k, n, Matrix<T>{dy.data<T>(), n, 1}, Matrix<P>{w.data<P>(), k, 1},
-             dx.write<T>(), Finish{.add = add});
+    multiply(*this, m, k, n, Matrix<T>{dy.data<T>(), n, 1}, Matrix<P>{w.data<P>(), k, 1}, dx.write<T>(),
+             Finish{.add = add});
   });
 }
 
 void ReferenceBackend::linear_backward_weight(const Tensor& x, const Tensor& dy, Tensor& dw, bool add) {
   dispatch(x.dtype(), "linear_backward_weight", [&]<class T> {
     const std::int64_t m = dy.size(0), n = dw.size(0), k = dw.size(1);
-    multiply(blocked(x.dtype()), *this, n, k, m, Matrix<T>{dy.data<T>(), 1, n}, Matrix<T>{x.data<T>(), k, 1},
-             dw.write<Parameter<T>>(), Finish{.add = add});
+    multiply(*this, n, k, m, Matrix<T>{dy.data<T>(), 1, n}, Matrix<T>{x.data<T>(), k, 1}, dw.write<Parameter<T>>(),
+             Finish{.add = add});
   });
 }
 
