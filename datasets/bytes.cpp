@@ -32,23 +32,6 @@ class PlainFile : public ByteSource {
   std::uint64_t size_ = 0;
 };
 
-class Memory : public ByteSource {
- public:
-  Memory(std::span<const std::uint8_t> bytes, const std::filesystem::path& name, const Advice& advice)
-      : ByteSource(name, advice), left_(bytes), size_(bytes.size()) {}
-  std::uint64_t at_most() const override { return size_; }
-  std::size_t read_some(void* to, std::size_t bytes) override {
-    std::size_t got = std::min(bytes, left_.size());
-    if (got) std::memcpy(to, left_.data(), got);
-    left_ = left_.subspan(got);
-    return got;
-  }
-
- private:
-  std::span<const std::uint8_t> left_;
-  std::uint64_t size_;
-};
-
 }  // namespace
 
 void ByteSource::read(void* to, std::size_t bytes, std::uint64_t total) {
@@ -132,11 +115,6 @@ std::filesystem::path similar_file(const std::filesystem::path& path) {
     if (other.size() <= 2) return entry.path();  // "NAME (1).gz"
   }
   return {};
-}
-
-std::unique_ptr<ByteSource> bytes_in_memory(std::span<const std::uint8_t> bytes, const std::filesystem::path& name,
-                                            const Advice& advice) {
-  return std::make_unique<Memory>(bytes, name, advice);
 }
 
 }  // namespace tandem

@@ -1,10 +1,9 @@
-// Reads bytes from a file or from memory, plain or compressed. Errors state what was found, what was expected and what
+// Reads bytes from a file, plain or compressed. Errors state what was found, what was expected and what
 // to do. All format readers take a ByteSource, so that tests can pass them any bytes.
 #pragma once
 #include <cstdint>
 #include <filesystem>
 #include <memory>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -64,10 +63,6 @@ class ByteSource {
 // What begins as gzip files do is decompressed, whatever its name. Throws when there is no such file, or when it is not
 // a file.
 std::unique_ptr<ByteSource> open_bytes(const std::filesystem::path& path, const Advice& advice);
-
-// Bytes that are in memory already and stay there; `name` stands for the path in errors. Nothing is decompressed.
-std::unique_ptr<ByteSource> bytes_in_memory(std::span<const std::uint8_t> bytes, const std::filesystem::path& name,
-                                            const Advice& advice);
 
 // A file beside `path` whose name has the same letters and digits but for one or two at its end:
 // train-images.idx3-ubyte, "train-images-idx3-ubyte (1).gz". Empty: there is none.

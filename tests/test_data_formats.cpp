@@ -13,6 +13,7 @@
 #include "datasets/loader.h"
 #include "datasets/mnist.h"
 #include "datasets/npy.h"
+#include "tests/fuzz/memory_source.h"
 #include "tests/fuzz/targets.h"
 #include "tests/support.h"
 
@@ -33,7 +34,8 @@ Bytes load(const fs::path& path) {
 }
 
 Image decode(const Bytes& bytes, int channels) {
-  return decode_image(*bytes_in_memory(bytes, "a picture", Advice("put it there", "mend it")), channels);
+  MemorySource source(bytes, "a picture", Advice("put it there", "mend it"));
+  return decode_image(source, channels);
 }
 
 // image_none.cpp refuses every picture.

@@ -13,6 +13,7 @@
 #include "datasets/image.h"
 #include "datasets/npy.h"
 #include "layers/train/options.h"
+#include "tests/fuzz/memory_source.h"
 
 namespace tandem::test {
 namespace {
@@ -20,7 +21,7 @@ namespace {
 const Advice advice("get it again");
 
 std::unique_ptr<ByteSource> source(const std::uint8_t* data, std::size_t size) {
-  return bytes_in_memory({data, size}, "input", advice);
+  return std::make_unique<MemorySource>(std::span(data, size), "input", advice);
 }
 
 template <class Body>
