@@ -9,14 +9,14 @@ while read -r room most; do
   is=$(lines "$room")
   [ "$is" -le "$most" ] || { echo "$room has $is lines of code, more than its ceiling of $most"; wrong=1; }
 done <<'END'
-core 8120
+core 7736
 autograd 4296
-layers 7913
-datasets 2452
+layers 7467
+datasets 2439
 cuda 2901
-dist 16611
-examples 1448
-tests 26421
+dist 14490
+examples 1276
+tests 25743
 END
 if clang-format --version 2>/dev/null | grep -q 'version 14\.'; then
   find core autograd layers datasets cuda dist examples tests -name '*.cpp' -o -name '*.h' -o -name '*.cu' |
