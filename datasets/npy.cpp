@@ -174,13 +174,11 @@ Tensor elements(ByteSource& file, const Header& h) {
   const std::uint64_t width = std::uint64_t(type[1] - '0');
   const Shape shape = shape_of(h);
   std::uint64_t numel = 1;
-  bool empty = false;
   for (std::uint64_t size : h.shape) {
-    empty |= size == 0;
     if (size > 0 && numel > UINT64_MAX / 16 / size) file.reject("its header announces too many elements");
-    if (size > 0) numel *= size;
+    numel *= std::max<std::uint64_t>(1, size);
   }
-  if (empty) numel = 0;
+  if (std::count(h.shape.begin(), h.shape.end(), 0)) numel = 0;
   const std::uint64_t total = h.before + numel * width;
   if (total > file.at_most())  // before memory is asked for
     file.reject("truncated, or its header ", shape, " is wrong: it holds at most ", file.at_most(), " bytes, expected ",

@@ -253,6 +253,8 @@ class Plan:
             "latency": cluster["latency"] * 1e3, "bandwidth": cluster["bandwidth"] * 8 / 1e9}
         words = [word for name, value in options.items() if value != "" for word in ("--" + name, value)]
         outcome = simulate(words + ["--augment"] * self.augment)
+        if self.data_set == "fashion-mnist" and outcome["data"].startswith("6000 + 1000 "):
+            raise Refused("all of Fashion-MNIST is needed, not a part: run datasets/get-data.sh fashion-mnist")
         return {**outcome, **trial._asdict()}
 
 
