@@ -29,6 +29,7 @@ import random
 import re
 import statistics
 import sys
+import textwrap
 
 from experiment_plan import Plan, Refused, Trial, why_not
 
@@ -349,25 +350,36 @@ class Report:
         return paired(self.pairs(key, log_ratio), "%.2f", 1, self.plan.seeds, math.exp)
 
     def figures(self, folder):
-        """NAME-CLUSTER.svg: test accuracy over the numbers of workers, with standard errors."""
+        """NAME-CLUSTER.svg over the numbers of workers, with standard errors: test accuracy, or, of a plan that chooses
+        by time, the time to the target."""
         try:
             from matplotlib import pyplot
         except ImportError:
             raise Refused("--figures needs matplotlib: apt-get install python3-matplotlib")
+        plan = self.plan
+        shown = f"virtual seconds to {100 * plan.target:.4g} %" if plan.by_time else "test accuracy in %"
+
+        def value(run):
+            return time_to(plan.target, run) if plan.by_time else None if run["diverged"] else 100 * run["accuracy"]
         pathlib.Path(folder).mkdir(parents=True, exist_ok=True)
-        for cluster in [c["name"] for c in self.plan.clusters]:
-            figure, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
-            for strategy in self.plan.strategies:
-                all_runs = {k: [100 * r["accuracy"] for r in self.runs[cluster, k, strategy.text].values()
-                                if not r["diverged"]] for k in self.workers}
-                points = {k: v for k, v in all_runs.items() if v}
-                axes.errorbar(list(points), [statistics.fmean(v) for v in points.values()], label=strategy.text,
-                              yerr=[standard_error(v) if len(v) > 1 else 0 for v in points.values()], marker="o",
-                              capsize=3)
-            axes.set(xscale="log", xlabel="workers", ylabel="test accuracy in %", title=f"{self.plan.title}: {cluster}")
+        for cluster in [c["name"] for c in plan.clusters]:
+            figure, axes = pyplot.subplots(figsize=(10, 5), layout="constrained")
+            lines = pyplot.cycler(linestyle=["-", "--", ":"]) * pyplot.cycler(color=pyplot.cm.tab10.colors)
+            axes.set_prop_cycle(lines)
+            for strategy in plan.strategies:
+                values = {k: [v for v in map(value, self.runs[cluster, k, strategy.text].values()) if v is not None]
+                          for k in self.workers}
+                points = [(k, statistics.fmean(v), standard_error(v) if len(v) > 1 else 0)
+                          for k, v in values.items() if v]
+                if points:
+                    x, y, error = zip(*points)
+                    axes.errorbar(x, y, error, marker="o", markersize=4, capsize=3, label=strategy.text)
+            axes.set(xscale="log", xlabel="workers", ylabel=shown, yscale="log" if plan.by_time else "linear")
+            axes.set_title(textwrap.fill(f"{plan.title}: {cluster}", 90), fontsize="medium")
             axes.set_xticks(self.workers, map(str, self.workers))
-            axes.legend(fontsize="small")
-            path = pathlib.Path(folder) / f"{pathlib.Path(self.plan.path).stem}-{cluster}.svg"
+            axes.tick_params(axis="x", which="minor", bottom=False, labelbottom=False)
+            figure.legend(fontsize="small", loc="outside right upper")
+            path = pathlib.Path(folder) / f"{pathlib.Path(plan.path).stem}-{cluster}.svg"
             figure.savefig(path)
             print(path)
 
@@ -509,7 +521,7 @@ def main():
 if __name__ == "__main__":
     try:
         main()
-    except Refused as e:
+    except (OSError, Refused) as e:
         print(f"experiment: {e}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
