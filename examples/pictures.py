@@ -3,8 +3,10 @@
 
 Needs matplotlib. Colours and grey text are readable on white and on black; the background is left out."""
 import csv
+import io
 import json
 import pathlib
+import re
 
 import matplotlib
 
@@ -26,7 +28,10 @@ def lines_of(path):
 
 
 def save(figure, name):
-    figure.savefig(ROOT / "examples/pictures" / f"{name}.svg", transparent=True, metadata={"Date": None})
+    text = io.StringIO()
+    figure.savefig(text, transparent=True, metadata={"Date": None})
+    paths_on_a_line = re.sub(r"\s*\n(?=[MLCQz][ \n]|\")", " ", text.getvalue())
+    (ROOT / "examples/pictures" / f"{name}.svg").write_text(paths_on_a_line)
 
 
 def training():
