@@ -151,10 +151,11 @@ Image decode_image(ByteSource& file, int channels) {
   if (png) structure.png();
   int width = 0, height = 0, own = 0;
   const bool known = stbi_info_from_memory(bytes.data(), int(bytes.size()), &width, &height, &own);
-  if (bmp) height = std::abs(height);  // negative: from the top down
-  const std::string unknown = known ? "" : stbi_failure_reason();
-  if (unknown == "too large") file.mistaken("it has more pixels along a side than ", longest);
-  if (!known || width < 1 || height < 1) file.reject("its header cannot be read: ", known ? "no pixels" : unknown);
+  if (bmp) height = std::abs(height);      // negative: from the top down
+  for (const std::uint64_t at : {16, 20})  // of a PNG width and height, which stb refuses for another reason
+    if (png && Structure{bytes, file, at}.next(4) > longest) file.mistaken("more than ", longest, " pixels on a side");
+  if (!known || width < 1 || height < 1)
+    file.reject("its header cannot be read: ", known ? "no pixels" : stbi_failure_reason());
   if (width > longest || height > longest)
     file.mistaken("it has ", height, " × ", width, " pixels, expected at most ", longest, " along a side");
   // Of a JPEG each block of 8 × 8 pixels has a bit at least; deflate makes at most 1032 bytes of one.
