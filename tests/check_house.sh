@@ -12,7 +12,7 @@ done <<'END'
 core 7736
 autograd 4296
 layers 7467
-datasets 2438
+datasets 2439
 cuda 2901
 dist 14490
 examples 1276
