@@ -3,7 +3,6 @@
 //
 //   build/simulate --strategy ddc-asgd --workers 16 --model smallcnn --epochs 2
 //   build/simulate --json …         the run as one line of JSON, which dist/lab/experiment.py reads
-#include <charconv>
 #include <cmath>
 #include <cstdio>
 
@@ -30,7 +29,8 @@ double number(const std::string& option, const std::string& text, double low) {
 
 // What is asked for besides the run itself.
 struct Output {
-  bool json = false, dry_run = false, held_out = false, test_only = false;
+  bool json = false, dry_run = false;
+  std::string evaluate_on = {};  // test, held-out; empty: both
 };
 
 Options options(int argc, char** argv, SimulatorOptions& s, Output& out) {
@@ -78,12 +78,11 @@ Options options(int argc, char** argv, SimulatorOptions& s, Output& out) {
        {"--evaluate-on", "test or held-out: which pictures (both, unless it is given)", "",
         [&](const std::string& v) {
           if (v != "test" && v != "held-out") refuse("--evaluate-on ", v, ": expected test or held-out");
-          out.held_out = v == "held-out";
-          out.test_only = v == "test";
+          out.evaluate_on = v;
         }},
        {"--json", "prints the run as one line of JSON, and nothing else", "",
         [&](const std::string&) { out.json = true; }, true},
-       {"--dry-run", "with --json: only checks the strategy, and says whether its rule keeps a momentum", "",
+       {"--dry-run", "only checks the options, and says as JSON whether the strategy's rule keeps a momentum", "",
         [&](const std::string&) { out.dry_run = true; }, true}});
   c.slower = parse_slower(slow, c.workers);
   s.epochs = o.epochs;
@@ -93,8 +92,8 @@ Options options(int argc, char** argv, SimulatorOptions& s, Output& out) {
   s.settings = fit_options(o).settings;
   s.progress = !out.json;
   check_simulation(s);
-  if (out.held_out && o.val == 0) refuse("--evaluate-on held-out: how many training pictures? Say --val 5000");
-  if (out.dry_run && !out.json) refuse("--dry-run has an effect only with --json");
+  if (out.evaluate_on == "held-out" && o.val == 0)
+    refuse("--evaluate-on held-out: how many training pictures? Say --val 5000");
   return o;
 }
 
@@ -106,10 +105,7 @@ bool keeps_momentum(const std::string& strategy) {
   return keeps.velocity || keeps.own;
 }
 
-std::string exact(double v) {  // the fewest digits that give the same number when they are read
-  char text[32];
-  return std::isfinite(v) ? std::string(text, std::to_chars(text, text + sizeof text, v).ptr) : "null";
-}
+std::string exact(double v) { return digits(v, 17); }
 
 template <class Values, class Text>
 std::string listed(const char* brackets, const Values& values, const Text& text) {
@@ -193,18 +189,18 @@ int main(int argc, char** argv) {
     SimulatorOptions s;
     Output out;
     const Options o = options(argc, argv, s, out);
+    auto backend = make_backend(o);
     if (out.dry_run) {
       std::printf("{\"strategy\":%s,\"momentum\":%s}\n", json_quoted(s.strategy).c_str(),
                   keeps_momentum(s.strategy) ? "true" : "false");
       return;
     }
-    auto backend = make_backend(o);
     Dataset data = load_dataset(o.data_set, o.data, o.folder);
     const auto began = Clock::now();
     Loaders loaders(data, o, *backend);
     FitData looks = loaders;
-    if (out.held_out) looks.test = nullptr;
-    if (out.test_only) looks.validation = nullptr;
+    if (out.evaluate_on == "held-out") looks.test = nullptr;
+    if (out.evaluate_on == "test") looks.validation = nullptr;
     auto model = make_model(o.model, data.classes(), data.channels(), data.side());
     const SimulatorReport r = simulate(
         model, cross_entropy_loss(o.label_smoothing),

@@ -7,6 +7,7 @@ import pathlib
 import re
 import sys
 import tempfile
+import threading
 import unittest
 
 sys.path.insert(0, "dist/lab")
@@ -156,10 +157,26 @@ class Experiment(unittest.TestCase):
         self.runs = 0
         self.assertEqual(self.carry_out(plan), every)
         self.assertEqual(self.runs, 0)
-        for line in pathlib.Path(self.file).read_text().splitlines():
+        text = pathlib.Path(self.file).read_text()
+        for line in text.splitlines():
             json.loads(line)
+        pathlib.Path(self.file).write_text(text[:-1])  # whole, but for its line feed
+        self.assertEqual(self.carry_out(plan), every)
+        self.assertEqual(pathlib.Path(self.file).read_text(), text)
         self.assertIn("3 of 3 points tried, chosen, 3 of 3 final runs",
                       experiment.status(self.plan(), self.carry_out(self.plan()), 2))
+
+    def test_a_failing_run_loses_no_other(self):
+        first = threading.Event()
+        def run(trial):
+            if self.runs == 1:
+                first.wait(10)
+                return row_of(trial)
+            first.set()
+            raise Refused("out of memory")
+        with self.assertRaisesRegex(Refused, "out of memory"):
+            self.carry_out(self.plan(), jobs=2, run=run)
+        self.assertEqual(len(read_results(self.file, self.plan())[0]), 1)
 
     # ---- results
     def test_other_conditions_are_another_experiment(self):
@@ -288,7 +305,8 @@ class Experiment(unittest.TestCase):
                 ('"choose_by":"speed"', 5, "accuracy or time"), ('"tuning_seed":5', 5, "below 1001"),
                 ('"target":0.5,"epochs":4,\n"tuning_epochs":2,"schedule":"cosine",\n"choose_by":"time"', 7,
                  "two schedules"),
-                ('"search":0', 5, "from 1"), ('"momenta":[0.9,1]', 5, "below 1"), ('"momenta":[0.9,0.9]', 5, "twice"),
+                ('"target":0', 5, "above 0"), ('"clusters":[{"name":"a","shape":0.001}]', 5, "0.001"),
+                ('"clusters":[{"name":"a","slow_factor":0.5}]', 5, "only together"), ('"search":0', 5, "from 1"), ('"momenta":[0.9,1]', 5, "below 1"), ('"momenta":[0.9,0.9]', 5, "twice"),
                 ('"momenta":[]', 5, "a list"), ('"clusters":[{"shape":1}]', 1, '"name" is missing'),
                 ('"clusters":[\n{"name":"a","shap":1}]', 6, "not a field of a cluster"),
                 ('"clusters":[{"name":"a"},{"name":"a"}]', 5, "none twice"), ('"clusters":[3]', 5, "an object"),

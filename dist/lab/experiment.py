@@ -31,7 +31,7 @@ import statistics
 import sys
 import textwrap
 
-from experiment_plan import Plan, Refused, Trial, why_not
+from experiment_plan import Plan, Refused, Trial, simulate, why_not
 
 
 # ---- results ---------------------------------------------------------------------------------------------------------
@@ -61,14 +61,14 @@ def read_results(path, plan):
 def checked_header(row, before, plan):
     if row["experiment"] != plan.conditions:
         raise Refused(f"holds results of another experiment ({row['experiment']}; the plan: {plan.conditions}): "
-                         "move it away")
+                      "move it away")
     for name, conditions in plan.cluster_conditions().items():
         if row["clusters"].get(name, conditions) != conditions:
             raise Refused(f'holds results of another cluster "{name}" ({row["clusters"][name]}; the plan: '
-                             f"{conditions}): rename the plan's")
+                          f"{conditions}): rename the plan's")
     if row.get("data") and (before.get("data") or row["data"]) != row["data"]:
         raise Refused(f"the results had other data ({before['data']}; now: {row['data']}): move them away")
-    return {**row, "data": row.get("data") or before.get("data"), "made_by": row["made_by"]}
+    return row | {"data": row.get("data") or before.get("data")}
 
 
 def checked_outcome(row, trial):
@@ -87,6 +87,19 @@ def checked_outcome(row, trial):
             "evaluations": evaluations}
 
 
+def end_with_a_line(file):
+    """A last line that was cut off goes: it holds no run, and must not swallow the next one."""
+    file.seek(0)
+    text = file.read()
+    begin = text.rfind("\n") + 1
+    try:
+        if text[begin:]:
+            json.loads(text[begin:])
+            print(file=file)
+    except json.JSONDecodeError:
+        file.truncate(len(text[:begin].encode()))
+
+
 def carry_out(plan, path, jobs, run):
     """Runs what is missing, `jobs` at a time, by run(trial); each is a line of the file as soon as it ends."""
     read_results(path, plan)  # refuses a wrong file before it is opened for writing
@@ -96,21 +109,24 @@ def carry_out(plan, path, jobs, run):
         except OSError:
             raise Refused(f"{path}: another process writes its results there")
         results, header = read_results(path, plan)
-        file.seek(0)
-        text = file.read()
-        if not text.endswith("\n"):  # a last line that was cut off must not swallow the next one
-            file.truncate(len(text[:text.rfind("\n") + 1].encode()))
-        cells, under_way = list(plan.cells), {}
+        end_with_a_line(file)
+        cells, under_way, failure = list(plan.cells), {}, None
         while True:
             searches = {c: Search(plan, results, c) for c in cells}
             cells = [c for c in cells if searches[c].missing]
-            waiting = (t for c in cells for t in searches[c].missing if t not in under_way.values())
+            waiting = (t for c in cells for t in searches[c].missing if t not in under_way.values() and not failure)
             under_way |= {pool.submit(run, t): t for t in itertools.islice(waiting, jobs - len(under_way))}
+            if not under_way and failure:
+                raise failure
             if not under_way:
                 return results
             ended, _ = concurrent.futures.wait(under_way, return_when=concurrent.futures.FIRST_COMPLETED)
             for future in ended:
-                trial, row = under_way.pop(future), future.result()
+                trial = under_way.pop(future)
+                if future.exception():  # the other runs under way end, and are kept
+                    failure = failure or future.exception()
+                    continue
+                row = future.result()
                 now = {"experiment": plan.conditions, "clusters": plan.cluster_conditions(), "data": row.pop("data"),
                        "made_by": row.pop("made_by")}
                 if {**header, **now} != header:
@@ -442,13 +458,24 @@ def contradiction(results, trial, again):
         both + ": other delays or another participation")
 
 
+def can_run(plan):
+    """Whether this CPU has the plan's type."""
+    try:
+        simulate(["--dry-run", "--dtype", plan.dtype])
+        return True
+    except Refused as e:
+        print(f"{plan.path}: left out: {e}")
+        return False
+
+
 def check(plans, options):
     """Rows of all plans' results, drawn together, are run again. Exits with 1 when one contradicts the results."""
     count, _, seed = options.check.partition(",")
     seed = int(seed) if seed else random.randrange(1000000)
     results = {plan.path: read_results(options.results or pathlib.Path(plan.path).with_suffix(".jsonl"), plan)
                for plan in plans}
-    rows = [(plan, t) for plan in plans for t, r in results[plan.path][0].items()
+    here = [plan for plan in plans if can_run(plan)]
+    rows = [(plan, t) for plan in here for t, r in results[plan.path][0].items()
             if r["wall_seconds"] <= options.check_seconds]
     if not rows:
         raise Refused(f"no row took at most {options.check_seconds:g} s: choose a larger --check-seconds")

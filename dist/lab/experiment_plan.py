@@ -166,7 +166,7 @@ class Plan:
             self.strategies = [Strategy(s) for s in self.strategies]
         except Refused as e:
             self.wrong("strategies", e)
-        self.check_together()
+        self.check_together(fields)
         self.rates = sorted(math.ldexp(self.rates[0], round(math.log2(rate / self.rates[0]))) for rate in self.rates)
         self.cells = [Cell(s, k, c["name"]) for k in self.workers for c in self.clusters for s in self.strategies]
 
@@ -196,7 +196,7 @@ class Plan:
                 self.wrong("", f'"{name}" is missing')
         return fields | given
 
-    def check_together(self):
+    def check_together(self, fields):
         """What types and the simulator do not see."""
         for name, wrong, why in [
                 ("rates", min(self.rates) <= 0 or any(abs(math.log2(r / self.rates[0]) % 1 - 0.5) < 0.5 - 1e-6
@@ -204,7 +204,7 @@ class Plan:
                  f"each is above 0, and {self.rates[0]:g} times a power of two"),
                 ("momenta", max(self.momenta) >= 1, "momenta are below 1"),
                 ("workers", max(self.workers) > 100000, "at most 100000 workers"),
-                ("target", self.target >= 1, "an accuracy is below 1"),
+                ("target", self.target >= 1 or fields.get("target") == 0, "an accuracy is above 0 and below 1"),
                 ("dtype", self.dtype not in ("f32", "bf16"), "f32 or bf16 is expected"),
                 ("evaluate_every", not 0 < self.evaluate_every <= self.epochs, "above 0, at most \"epochs\""),
                 ("tuning_epochs", self.tuning_epochs > self.epochs, "at most \"epochs\""),
@@ -221,7 +221,9 @@ class Plan:
             share, name = cluster["slow_share"], f"cluster {cluster['name']}"
             if share > 1 or (workers > 1 and share > 0 and not slow_workers(cluster, workers)):
                 self.wrong("clusters", f'{name}: a share of {share:g} of {workers} workers is none: choose another')
-            if (share > 0) != (cluster["slow_factor"] > 1):
+            if cluster["shape"] and cluster["shape"] < 0.01:
+                self.wrong("clusters", f'{name}: "shape" is {cluster["shape"]:g}: expected 0, or 0.01 and more')
+            if (share > 0) != (cluster["slow_factor"] > 1) or cluster["slow_factor"] < 1:
                 self.wrong("clusters", f'{name}: "slow_share" and "slow_factor" have an effect only together')
         for strategy, workers in itertools.product(self.strategies, self.workers):
             if why := why_not(strategy.filled(strategy.first), workers):

@@ -216,8 +216,11 @@ Settings Simulation::describe() const {
   const auto& [workers, compute, shape, slower, latency, bandwidth] = options_.cluster;
   Settings run = options_.settings;
   run.push_back({"strategy", options_.strategy});
-  run.push_back({"cluster", text(workers, compute, shape, slower.size(), latency, bandwidth)});
-  run.push_back({"epochs, seed", text(options_.epochs, options_.seed)});
+  run.push_back({"cluster", text(workers, compute, shape, latency, bandwidth)});
+  for (const auto& [worker, factor] : slower) run.push_back({"slow worker", text(worker, factor)});
+  run.push_back({"epochs", text(options_.epochs)});
+  run.push_back({"seed", std::to_string(options_.seed)});
+  run.push_back({"evaluations", text(options_.evaluate_every, options_.until)});
   run.push_back({"rates", text(given_.learning_rate, given_.momentum, given_.weight_decay)});
   return run;
 }
