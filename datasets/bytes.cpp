@@ -84,16 +84,14 @@ std::unique_ptr<ByteSource> open_bytes(const std::filesystem::path& path, const 
   file->rewind();
   const std::string_view start(reinterpret_cast<const char*>(magic), 6);
   for (const auto& [bytes, kind] : {std::pair<std::string_view, const char*>{"BZh", "a bzip2 file: bunzip2"},
-                                    {"\xfd"
-                                     "7zXZ",
-                                     "an xz file: unxz"},
+                                    {"\3757zXZ", "an xz file: unxz"},
                                     {"PK\3\4", "a zip archive: unzip"},
                                     {"\x28\xb5\x2f\xfd", "a zstd file: unzstd"}})
     if (start.starts_with(bytes) && path.extension() != ".npy")
       refuse(path.string(), ": is ", kind, " unpacks it (gzip is read as it is)");
-  if (magic[0] == '<' && path.extension() == ".gz")
+  if (start.starts_with('<') && path.extension() == ".gz")
     file->mistaken("a page of text, as servers answer instead of a file");
-  if (magic[0] == 0x1f && magic[1] == 0x8b) return gunzip(std::move(file));
+  if (start.starts_with("\x1f\x8b")) return gunzip(std::move(file));
   return file;
 }
 

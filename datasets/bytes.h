@@ -1,5 +1,5 @@
-// Reads bytes from a file, plain or compressed. Errors state what was found, what was expected and what
-// to do. All format readers take a ByteSource, so that tests can pass them any bytes.
+// Reads bytes from a file, plain or compressed. Errors state what was found, what was expected and what to do. All
+// format readers take a ByteSource, so that tests can pass them any bytes.
 #pragma once
 #include <cstdint>
 #include <filesystem>

@@ -76,9 +76,11 @@ class Listing {
   // Sorted by class and path.
   std::vector<File> files_in(const fs::path& directory, const std::vector<std::string>& classes) {
     std::vector<File> files;
-    count_outside(directory);
     for (const fs::path& path : entries_of(directory)) {
-      if (!is_folder(path)) continue;
+      if (!is_folder(path)) {
+        outside(path);
+        continue;
+      }
       const std::string name = path.filename().string();
       auto at = std::lower_bound(classes.begin(), classes.end(), name);
       if (at == classes.end() || *at != name)
@@ -93,10 +95,9 @@ class Listing {
     }
     return files;
   }
-  // Files that are beside the class folders, or beside train/ and test/.
-  void count_outside(const fs::path& directory) {
-    for (const fs::path& path : entries_of(directory))
-      if (!is_folder(path)) left_out_[is_picture(path) ? "pictures outside of the class folders" : kind(path)]++;
+  // Counts a file that is beside the class folders, or beside train/ and test/.
+  void outside(const fs::path& file) {
+    left_out_[is_picture(file) ? "pictures outside of the class folders" : kind(file)]++;
   }
   std::string left_out() const {  // "3 .webp, 1 .txt"
     std::string text;
@@ -304,7 +305,8 @@ Dataset picture_folder(const fs::path& directory, const FolderOptions& options) 
            folders_in(only).empty() ? "" : ": did you mean " + only.string() + "?");
   }
   Listing listing;
-  if (!split.train.empty()) listing.count_outside(directory);
+  for (const fs::path& path : split.train.empty() ? std::vector<fs::path>() : entries_of(directory))
+    if (!is_folder(path)) listing.outside(path);
   std::vector<File> training = listing.files_in(training_folder, classes), testing;
   if (!split.test.empty()) {
     testing = listing.files_in(directory / split.test, classes);

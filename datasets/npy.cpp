@@ -31,17 +31,17 @@ std::string again(const ByteSource& file, const std::string& changed, bool objec
 }
 
 // The header's text is read as JSON, which has other quotes and brackets, and no comma before a closing one.
-Header parsed_header(const std::string& text, const ByteSource& file) {
+Header parsed_header(const std::string& text, std::uint64_t before, const ByteSource& file) {
   const auto wrong = [&](const auto&... what) {
     file.mistaken("the text of its header: ", what..., "; where NumPy reads it, ", again(file, "{}"),
                   " writes a header of today");
   };
   const std::string python = "'()TF", as_json = "\"[]tf";
   std::string json;
-  for (std::size_t i = 0; i < text.size(); i++) {
-    const std::size_t other = python.find(text[i]), next = text.find_first_not_of(' ', i + 1);
-    if (text[i] != ',' || next == text.npos || (text[next] != ')' && text[next] != '}'))
-      json += other == python.npos ? text[i] : as_json[other];
+  for (const char c : text) {
+    const std::size_t other = python.find(c), last = c == ')' || c == '}' ? json.find_last_not_of(' ') : json.npos;
+    if (last != json.npos && json[last] == ',') json.resize(last);
+    json += other == python.npos ? c : as_json[other];
   }
   Json dictionary;
   try {
@@ -55,7 +55,7 @@ Header parsed_header(const std::string& text, const ByteSource& file) {
       !shape->is(Json::Kind::array))
     wrong("expected descr, fortran_order and shape");
   if (!type->is(Json::Kind::text)) wrong("its elements are structures, which are not read");
-  Header h{type->text, fortran->boolean, {}};
+  Header h{type->text, fortran->boolean, {}, before};
   for (const Json& size : shape->items) {
     if (!size.is(Json::Kind::number) || !(size.number >= 0 && size.number < 0x1p62) ||
         size.number != std::floor(size.number))
@@ -105,8 +105,7 @@ Shape shape_of(const Header& h) {
 
 Header header_of(ByteSource& file) {
   const auto [text, before] = header_text(file);
-  Header h = parsed_header(text, file);
-  h.before = before;
+  const Header h = parsed_header(text, before, file);
   if (h.fortran)
     file.mistaken("its array is in Fortran order, expected C order: ", again(file, "numpy.ascontiguousarray({})"),
                   " makes it so");

@@ -91,10 +91,10 @@ def memory():
     """A step under budgets from all memory to the least: examples/experiments/memory_curve.sh."""
     text = [line for line in (ROOT / "examples/experiments/memory_curve.csv").read_text().splitlines() if line[0] != "#"]
     rows = list(csv.DictReader(text))
-    megabytes = [float(r["budget"]) / 1e6 for r in rows if "," not in r["budget"] and r["ms"]]
+    megabytes = [float(r["budget"]) / 1e6 for r in rows]
     figure, axes = pyplot.subplots()
-    axes.plot(megabytes, [float(r["ms"]) for r in rows if r["ms"]], "o-", color=COLOURS[0], label="measured")
-    axes.plot(megabytes, [float(r["predicted_ms"]) for r in rows if r["ms"]], "--", color=GREY, label="predicted")
+    axes.plot(megabytes, [float(r["ms"]) for r in rows], "o-", color=COLOURS[0], label="measured")
+    axes.plot(megabytes, [float(r["predicted_ms"]) for r in rows], "--", color=GREY, label="predicted")
     axes.set(xlabel="memory budget in MB (ResNet-110, batch 128, two cores)", ylabel="ms a step", ylim=(0, None),
              xlim=(0, None))
     axes.legend()

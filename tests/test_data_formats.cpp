@@ -269,6 +269,10 @@ TEST(Image, SizesThatCannotBeAreRefusedBeforeMemoryIsTaken) {
   jpeg[94] = 0x3f;  // height 0x3f07
   jpeg[96] = 0x3f;
   EXPECT_TRUE(refused([&] { decode(jpeg, 3); }, {"pixels, more than 171 bytes can hold"}));
+  Bytes png = small_png();  // 100000 × 100000, with the checksum of that
+  const Bytes header = {0x00, 0x01, 0x86, 0xa0, 0x00, 0x01, 0x86, 0xa0, 8, 2, 0, 0, 0, 0x27, 0x30, 0x9c, 0x9f};
+  std::copy(header.begin(), header.end(), png.begin() + 16);
+  EXPECT_TRUE(refused([&] { decode(png, 3); }, {"is another file (more than 16384 pixels"}));
   Bytes dim = small_pnm(true);  // stb would not scale its values
   const std::string_view text(reinterpret_cast<const char*>(dim.data()), dim.size());
   dim[text.find("255")] = '0';

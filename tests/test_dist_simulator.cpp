@@ -2,14 +2,9 @@
 // hand.
 #include <gtest/gtest.h>
 
-#include <unistd.h>
-
 #include <cmath>
-#include <filesystem>
 #include <numeric>
-#include <set>
 
-#include "core/files/files.h"
 #include "datasets/loader.h"
 #include "datasets/synthetic.h"
 #include "dist/lab/simulator.h"
@@ -128,6 +123,7 @@ TEST(Simulator, EndsWhereItsTargetIsReached) {
 
 TEST(Simulator, RepeatsToTheBit) {
   Bench bench;
+  bench.statistics = true;
   for (const char* strategy : {"ddc-asgd", "ssp:1", "quorum:3,grace=0.02", "easgd:4", "cocod-sgd:4", "local-sgd:4"}) {
     const Trained a = bench.run(of(strategy, 5)), b = bench.run(of(strategy, 5));
     EXPECT_EQ(a.weights, b.weights) << strategy;

@@ -1,18 +1,15 @@
 // Seeing what a run does: traces, profiles, pictures of the tape, summaries, who holds the memory.
 #include <gtest/gtest.h>
 
-#include <array>
 #include <cmath>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <random>
-#include <set>
 #include <thread>
 
 #include "autograd/tape.h"
 #include "core/files/files.h"
 #include "core/files/json.h"
-#include "core/text.h"
 #include "core/trace/trace.h"
 #include "datasets/loader.h"
 #include "datasets/synthetic.h"

@@ -4,6 +4,7 @@
 #include <sys/file.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -31,20 +32,15 @@ bool only_mine(const std::string& folder) {
          access(folder.c_str(), W_OK | X_OK) == 0;
 }
 
-bool takes_a_file(const std::string& folder) {
-  std::string path = folder + "/tandem-probe-XXXXXX";
-  const int fd = mkostemp(path.data(), O_CLOEXEC);
-  if (fd < 0) return false;
-  const bool written = write(fd, path.data(), path.size()) == ssize_t(path.size());
-  close(fd);
-  unlink(path.c_str());
-  return written;
+bool has_room(const std::string& folder) {  // /proc has none
+  struct statvfs s {};
+  return statvfs(folder.c_str(), &s) == 0 && s.f_bavail > 0;
 }
 
 // XDG_RUNTIME_DIR may be another user's (su, sudo -E), open to all (WSL) or full: then it is passed over.
 std::string private_folder(const Variables& variables) {
   const char* given = variables("XDG_RUNTIME_DIR");
-  if (given && given[0] == '/' && only_mine(given) && takes_a_file(given)) return given;
+  if (given && given[0] == '/' && only_mine(given) && has_room(given)) return given;
   const std::string folder = "/tmp/tandem-" + std::to_string(getuid());
   if (mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST)
     refuse(folder, ": cannot be made: ", std::strerror(errno),
