@@ -114,7 +114,7 @@ ONEDNN_NAME    := oneDNN
 ONEDNN_NEEDS   := dnnl.hpp libdnnl.so
 ONEDNN_VERSION := $(call version,oneapi/dnnl/dnnl_version.h,DNNL_VERSION_MAJOR DNNL_VERSION_MINOR DNNL_VERSION_PATCH)
 ONEDNN_PACKAGE := libdnnl-dev
-ONEDNN_WITHOUT := the reference kernels train instead, several times slower
+ONEDNN_WITHOUT := the reference kernels train instead, tens of times slower
 
 OPENMP_NAME    := OpenMP
 OPENMP_NEEDS   := omp.h

@@ -101,7 +101,7 @@ inline constexpr int uses = 8;
 const char* name_of(Use use);  // "optimizer state"
 
 Use& memory_use();                 // of this thread's requests
-std::uint64_t& memory_requests();  // how many this thread has made
+std::uint64_t& memory_requests();  // the number of requests that this thread has made
 class MemoryUse {
  public:
   explicit MemoryUse(Use use) : before_(std::exchange(memory_use(), use)) {}

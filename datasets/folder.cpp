@@ -132,8 +132,8 @@ struct Split {
   std::string train, test, unused;  // names of folders; train empty: there are only class folders
 };
 
-// "Training", "train_images", "TestData", "val2017", …: 't', 's' or 'v' for training, test and validation pictures, or
-// 0.
+// The part of a data set that the name of a folder means: 't' training, 's' test, 'v' validation, 0 none. "Training",
+// "train_images", "TestData" and "val2017" are such names.
 char part_called(const std::string& folder) {
   std::string name;
   for (const char c : lower(folder))
@@ -147,7 +147,7 @@ char part_called(const std::string& folder) {
   return part == parts.end() ? 0 : part->second;
 }
 
-// Whether a few folders have the same folders in them, as the parts of a data set do.
+// True where two to four folders hold folders of the same names, as the parts of a data set do.
 bool alike(const fs::path& directory, const std::vector<std::string>& names) {
   if (names.size() < 2 || names.size() > 4) return false;
   const std::vector<std::string> first = folders_in(directory / names[0]);

@@ -152,7 +152,7 @@ Image decode_image(ByteSource& file, int channels) {
   int width = 0, height = 0, own = 0;
   const bool known = stbi_info_from_memory(bytes.data(), int(bytes.size()), &width, &height, &own);
   if (bmp) height = std::abs(height);      // negative: from the top down
-  for (const std::uint64_t at : {16, 20})  // of a PNG width and height, which stb refuses for another reason
+  for (const std::uint64_t at : {16, 20})  // width and height of a PNG: stb's error does not name them
     if (png && Structure{bytes, file, at}.next(4) > longest) file.mistaken("more than ", longest, " pixels on a side");
   if (!known || width < 1 || height < 1)
     file.reject("its header cannot be read: ", known ? "no pixels" : stbi_failure_reason());

@@ -22,7 +22,7 @@ struct Header {
   std::uint64_t before = 0;  // bytes of the file before the elements
 };
 
-// The line that writes the array again, changed: "{}.astype('u1')" has the array where the braces are.
+// The line of NumPy that saves the array anew. {} in `changed` stands for the loaded array: "{}.astype('u1')".
 std::string again(const ByteSource& file, const std::string& changed, bool objects = false) {
   const std::string path = "'" + file.path().string() + "'";
   const std::size_t at = changed.find("{}");
@@ -30,7 +30,7 @@ std::string again(const ByteSource& file, const std::string& changed, bool objec
          (objects ? ", allow_pickle=True)" : ")") + changed.substr(at + 2) + ")";
 }
 
-// The header's text is read as JSON, which has other quotes and brackets, and no comma before a closing one.
+// Rewrites the text as JSON (other quotes and brackets, no comma before a closing one) and parses it.
 Header parsed_header(const std::string& text, std::uint64_t before, const ByteSource& file) {
   const auto wrong = [&](const auto&... what) {
     file.mistaken("the text of its header: ", what..., "; where NumPy reads it, ", again(file, "{}"),

@@ -2,7 +2,7 @@
 // (dist/lab/simulator.h).
 //
 //   build/simulate --strategy ddc-asgd --workers 16 --model smallcnn --epochs 2
-//   build/simulate --json …         the run as one line of JSON, which dist/lab/experiment.py reads
+//   build/simulate --json …         prints the run as one line of JSON, for dist/lab/experiment.py
 #include <cmath>
 #include <cstdio>
 
@@ -27,7 +27,7 @@ double number(const std::string& option, const std::string& text, double low) {
   return *v;
 }
 
-// What is asked for besides the run itself.
+// How the run is reported, and on which pictures it is evaluated.
 struct Output {
   bool json = false, dry_run = false;
   std::string evaluate_on = {};  // test, held-out; empty: both

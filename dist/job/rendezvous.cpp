@@ -32,7 +32,8 @@ bool only_mine(const std::string& folder) {
          access(folder.c_str(), W_OK | X_OK) == 0;
 }
 
-bool has_room(const std::string& folder) {  // /proc has none
+// Whether the folder's file system has free space. A full disk has none, and /proc never has.
+bool has_room(const std::string& folder) {
   struct statvfs s {};
   return statvfs(folder.c_str(), &s) == 0 && s.f_bavail > 0;
 }

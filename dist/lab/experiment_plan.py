@@ -56,7 +56,7 @@ def why_not(strategy, workers):
 
 
 # ---- the plan --------------------------------------------------------------------------------------------------------
-# The default of each field, whose type is the field's. Ranges that the simulator checks are left to it.
+# Each field's default. A value must have the type of the default. The simulator checks its own ranges.
 FIELDS = {
     "title": "", "data_set": "fashion-mnist", "model": "lenet5", "dtype": "f32", "augment": False,
     "schedule": "constant", "epochs": 4, "batch": 64, "val": 5000, "weight_decay": 5e-4, "evaluate_every": 1.0,

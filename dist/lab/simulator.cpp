@@ -210,7 +210,7 @@ void Simulation::end(MetricsFile& metrics) {
   metrics.write(end);
 }
 
-// What the run's name in the metrics is made of.
+// The settings whose hash names the run in the metrics.
 Settings Simulation::describe() const {
   const auto text = [](auto... values) { return (... + (" " + digits(double(values), 17))).substr(1); };
   const auto& [workers, compute, shape, slower, latency, bandwidth] = options_.cluster;
