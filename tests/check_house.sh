@@ -12,11 +12,11 @@ done <<'END'
 core 7736
 autograd 4296
 layers 7467
-datasets 2439
+datasets 2438
 cuda 2901
-dist 14490
-examples 1276
-tests 25743
+dist 14489
+examples 1272
+tests 25741
 END
 if clang-format --version 2>/dev/null | grep -q 'version 14\.'; then
   find core autograd layers datasets cuda dist examples tests -name '*.cpp' -o -name '*.h' -o -name '*.cu' |
