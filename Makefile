@@ -254,7 +254,7 @@ rooms_off := $(if $(ONEDNN_ON),,core/cpu/) $(if $(CUDA_ON),,cuda/) $(if $(NCCL_R
 programs_of = $(filter-out $(left_out),$(sort $(wildcard $1)))
 left_out := $(if $(strip $(rooms_off)),$(filter-out $(if $(plans),tests/cuda_plans.cpp),$(shell grep -lE '^\#include "($(call join_by,$(rooms_off),|))' \
               examples/*.cpp tests/*.cpp tests/bench/*.cpp 2>/dev/null)))
-examples := $(call programs_of,examples/*.cpp)
+examples := $(call programs_of,examples/*.cpp examples/course/naive.cpp)
 benches  := $(call programs_of,tests/bench/*.cpp)
 tests    := $(call programs_of,tests/test_*.cpp tests/support*.cpp tests/dumps.cpp tests/op_table.cpp tests/fuzz/targets.cpp)
 gpu_check := $(wildcard tests/gpu/*.cpp) tests/dumps.cpp tests/op_table.cpp# what only a GPU can tell, without GoogleTest
@@ -264,7 +264,7 @@ OBJ      := $(BUILD)/obj
 protos   := $(if $(PROTOBUF_ON),$(basename $(wildcard layers/export/*.proto)))
 objects  := $(addprefix $(OBJ)/,$(addsuffix .o,$(basename $(sources)))) $(OBJ)/build_info.o $(protos:%=$(OBJ)/%.pb.o)
 launcher := $(if $(UCX_ON),$(BUILD)/tandem-run)
-programs := $(examples:examples/%.cpp=$(BUILD)/%) $(launcher)
+programs := $(addprefix $(BUILD)/,$(basename $(notdir $(examples)))) $(launcher)
 bench_programs := $(benches:tests/bench/%.cpp=$(BUILD)/bench_%)
 test_objects   := $(tests:%.cpp=$(OBJ)/%.o)
 every_object   := $(sort $(objects) $(test_objects) $(patsubst %.cpp,$(OBJ)/%.o,$(examples) $(benches) $(gpu_check) tests/strangers.cpp $(if $(plans),cuda/plans.cpp tests/cuda_plans.cpp))) \
@@ -371,7 +371,9 @@ $(BUILD)/libtandem.a: $(objects) $(BUILD)/link.flags
 	$(call say,ar $@)ar rcs $@ $(objects)
 $(launcher): $(OBJ)/dist/job/tandem-run.o $(BUILD)/libtandem.a
 	$(call say,link $@)$(call link)
-$(filter-out $(launcher),$(programs)): $(BUILD)/%: $(OBJ)/examples/%.o $(BUILD)/libtandem.a
+$(filter-out $(launcher) $(BUILD)/naive,$(programs)): $(BUILD)/%: $(OBJ)/examples/%.o $(BUILD)/libtandem.a
+	$(call say,link $@)$(call link)
+$(BUILD)/naive: $(OBJ)/examples/course/naive.o $(BUILD)/libtandem.a
 	$(call say,link $@)$(call link)
 $(bench_programs): $(BUILD)/bench_%: $(OBJ)/tests/bench/%.o $(BUILD)/libtandem.a
 	$(call say,link $@)$(call link)

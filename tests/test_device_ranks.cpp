@@ -6,8 +6,7 @@
 #include "datasets/synthetic.h"
 #include "dist/collectives/in_process.h"
 #include "dist/strategies/all_reduce.h"
-#include "dist/strategies/local_sgd.h"
-#include "dist/strategies/outer.h"
+#include "dist/strategies/rounds.h"
 #include "layers/layers.h"
 #include "layers/train/fit.h"
 #include "layers/train/options.h"
@@ -97,13 +96,11 @@ std::vector<Ended> on_ranks(int n, const Recipe& r, bool devices) {
       twin->refuses = rank == r.refuses;
       backend = std::move(owned);
     }
-    const LocalSgdOptions options{.bucket_bytes = 16384, .deadline = 30};
-    const auto outer_steps = OuterSteps::parse(r.local);
+    const RoundsOptions options{.bucket_bytes = 16384, .deadline = 30};
     const auto daso_options = DasoOptions::parse(r.local);
     auto strategy = r.local.empty() ? all_reduce(std::move(ranks[i]), r.exchange)
                     : daso_options  ? daso(hosts->of(rank), *daso_options, {.deadline = 30, .bucket_bytes = 16384})
-                    : outer_steps   ? outer(std::move(ranks[i]), *outer_steps, options)
-                                    : local_sgd(std::move(ranks[i]), *LocalSteps::parse(r.local), options);
+                                    : rounds(std::move(ranks[i]), *RoundSteps::parse(r.local), options);
     runs[i] = train(*backend, *strategy, r);
     if (twin) runs[i].log = twin->log;
   });

@@ -17,6 +17,7 @@
 #include "core/files/json.h"
 #include "dist/strategies/all_reduce.h"
 #include "dist/strategies/reducer.h"
+#include "examples/course/data_parallel/solution.h"
 #include "layers/models/models.h"
 #include "tests/replicas.h"
 
@@ -54,7 +55,7 @@ TEST(AllReduce, RanksTogetherAreOneMachine) {
 TEST(AllReduce, IsTheNaiveOne) {
   for (int n : {2, 3, 5}) {
     auto naive = test::on_ranks(
-        n, [](std::unique_ptr<Communicator> ranks) { return naive_all_reduce(std::move(ranks)); },
+        n, [](std::unique_ptr<Communicator> ranks) { return std::make_unique<NaiveAllReduce>(std::move(ranks)); },
         [](Strategy& s, Ended& run) { train<Odd>(s, run, 42, 12, 0.5); }, {.deadline = 30});
     auto real = on_ranks(n, [](Strategy& s, Ended& run) { train<Odd>(s, run, 42, 12, 0.5); }, {.bucket_bytes = 8192});
     same_bits(naive);

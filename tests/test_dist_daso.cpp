@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "dist/strategies/all_reduce.h"
+#include "examples/course/local_steps/solution.h"
 #include "tests/host_ranks.h"
 #include "tests/replicas.h"
 

@@ -8,6 +8,8 @@
 #include "dist/strategies/hybrid.h"
 #include "dist/strategies/machine_share.h"
 #include "dist/strategies/parameter_server.h"
+#include "examples/course/cut_softmax/solution.h"
+#include "examples/course/local_steps/solution.h"
 #include "layers/export/torch_weights.h"
 #include "layers/train/confusion_matrix.h"
 #include "tests/host_ranks.h"
@@ -54,8 +56,8 @@ std::vector<std::string> on_hosts(int here, int hosts, const Options& options, c
     const auto at = std::size_t(r);
     const auto layer = std::make_shared<SlicedClassifier>(std::move(layers[at]), options);
     std::unique_ptr<Strategy> strategy;
-    if (between.how == "all-reduce" && options.naive) {
-      strategy = naive_all_reduce(std::move(ranks[at]), layer);
+    if (between.how == "all-reduce" && options.loss) {
+      strategy = std::make_unique<NaiveAllReduce>(std::move(ranks[at]), layer);
     } else if (between.how == "all-reduce") {
       strategy = all_reduce(std::move(ranks[at]), {.bucket_bytes = 8192, .wire = between.wire, .classifier = layer});
     } else if (weights) {
@@ -118,10 +120,11 @@ TEST(Hybrid, TrainsAsOneMachine) {
     for (bool naive : {true, false}) {
       c.naive = naive;
       std::vector<Seen> seen(std::size_t(c.here * c.hosts));
-      all_well(on_hosts(c.here, c.hosts, {.naive = naive}, [&](Strategy& s, int r) {
-        auto mine = reference_backend(1);
-        seen[std::size_t(r)] = trained(s, c, *mine);
-      }));
+      all_well(on_hosts(c.here, c.hosts, {.loss = naive ? naive_sliced_loss : decltype(Options::loss){}},
+                        [&](Strategy& s, int r) {
+                          auto mine = reference_backend(1);
+                          seen[std::size_t(r)] = trained(s, c, *mine);
+                        }));
       for (const Seen& s : seen) same(s, plain, 1e-11, 1e-10, c.text());
     }
   }
@@ -261,7 +264,7 @@ void same_step(const Forward& forward, std::int64_t classes = 10) {
   for (bool naive : {true, false})
     for (int here : {2, 3}) {
       std::vector<Step> got(static_cast<std::size_t>(here));
-      all_well(on_hosts(here, 1, {.naive = naive},
+      all_well(on_hosts(here, 1, {.loss = naive ? naive_sliced_loss : decltype(Options::loss){}},
                         [&](Strategy& s, int r) { got[std::size_t(r)] = step_of(s, forward, classes); }));
       for (const Step& g : got) {
         EXPECT_NEAR(g.loss, want.loss, 1e-12) << here;
@@ -534,7 +537,7 @@ TEST(Hybrid, WhatCannotBeCutIsRefusedByName) {
     sum(m(Variable(x))).backward();
   });
   for (const char* name : {"hybrid:", "hybrid:sample=", "hybrid:sample=0", "hybrid:sample=2", "hybrid:share=1"})
-    EXPECT_TRUE(refused([&] { SlicedClassifier::parse(name); }, {name, "hybrid:sample=SHARE"})) << name;
+    EXPECT_TRUE(refused([&] { SlicedClassifier::parse(name); }, {name, "sample"})) << name;
   EXPECT_EQ(SlicedClassifier::parse("hybrid:sample=0.1").sample, 0.1);
 }
 

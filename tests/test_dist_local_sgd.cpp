@@ -9,7 +9,8 @@
 
 #include "dist/lab/simulator.h"
 #include "dist/strategies/all_reduce.h"
-#include "dist/strategies/local_sgd.h"
+#include "dist/strategies/rounds.h"
+#include "examples/course/local_steps/solution.h"
 #include "layers/train/checkpoint.h"
 #include "tests/replicas.h"
 
@@ -17,18 +18,18 @@ namespace tandem::test {
 namespace {
 
 std::vector<Ended> on_ranks(int n, const std::string& strategy, const std::function<void(Strategy&, Ended&)>& body,
-                            const LocalSgdOptions& options = {}, const InProcessOptions& wire = {.deadline = 30}) {
+                            const RoundsOptions& options = {}, const InProcessOptions& wire = {.deadline = 30}) {
   return on_ranks(
       n,
       [&](std::unique_ptr<Communicator> ranks) {
-        const auto how = LocalSteps::parse(strategy);
-        return how ? local_sgd(std::move(ranks), *how, options) : all_reduce(std::move(ranks));
+        const auto how = RoundSteps::parse(strategy);
+        return how ? rounds(std::move(ranks), *how, options) : all_reduce(std::move(ranks));
       },
       body, wire);
 }
 
 template <class Model = Plain>
-std::vector<Ended> trained(int n, const std::string& strategy, const OwnLoop& o, const LocalSgdOptions& options = {}) {
+std::vector<Ended> trained(int n, const std::string& strategy, const OwnLoop& o, const RoundsOptions& options = {}) {
   auto runs = on_ranks(
       n, strategy, [&](Strategy& s, Ended& run) { train<Model>(s, run, o); }, options);
   same_bits(runs);
@@ -200,7 +201,7 @@ TEST(LocalSgd, IsTheNaiveOne) {
   for (int n : {2, 3}) {
     const OwnLoop o{.global_batch = 42, .steps = 13, .optimizer = usual_sgd};
     const auto naive = test::on_ranks(
-        n, [](std::unique_ptr<Communicator> ranks) { return naive_local_sgd(std::move(ranks), 3); },
+        n, [](std::unique_ptr<Communicator> ranks) { return std::make_unique<NaiveLocalSgd>(std::move(ranks), 3); },
         [&](Strategy& s, Ended& run) { train<Plain>(s, run, o); }, {.deadline = 30});
     EXPECT_LE(furthest(naive[0].weights, trained(n, "local-sgd:3", o, {.bucket_bytes = 4096})[0].weights), 1e-12);
   }
@@ -416,12 +417,12 @@ TEST(LocalSgd, WhatDoesNotFitIsRefused) {
 
 TEST(LocalSgd, NamesAreRead) {
   for (const char* name : {"local-sgd:3", "post-local-sgd:12", "cocod-sgd:1", "easgd:8"})
-    EXPECT_EQ(LocalSteps::parse(name)->name(), name);
-  EXPECT_EQ(LocalSteps::parse("cocod-sgd")->name(), "cocod-sgd:8");
-  EXPECT_FALSE(LocalSteps::parse("all-reduce"));
-  EXPECT_FALSE(LocalSteps::parse("local-sgd8"));
+    EXPECT_EQ(RoundSteps::parse(name)->name(), name);
+  EXPECT_EQ(RoundSteps::parse("cocod-sgd")->name(), "cocod-sgd:8");
+  EXPECT_FALSE(RoundSteps::parse("all-reduce"));
+  EXPECT_FALSE(RoundSteps::parse("local-sgd8"));
   for (const char* wrong : {"local-sgd:0", "local-sgd:", "local-sgd:8x", "cocod-sgd:-1"})
-    EXPECT_TRUE(refused([&] { LocalSteps::parse(wrong); }, {":STEPS, from 1"})) << wrong;
+    EXPECT_TRUE(refused([&] { RoundSteps::parse(wrong); }, {"STEPS, from 1"})) << wrong;
 }
 
 TEST(LocalSgd, ARankThatDiesStopsTheOthers) {

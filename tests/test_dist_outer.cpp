@@ -1,8 +1,8 @@
 // The outer optimizer and rare exchanges by the learning rate, on in-process ranks.
 #include <gtest/gtest.h>
 
-#include "dist/strategies/local_sgd.h"
-#include "dist/strategies/outer.h"
+#include "dist/strategies/rounds.h"
+#include "examples/course/local_steps/solution.h"
 #include "layers/train/checkpoint.h"
 #include "tests/replicas.h"
 
@@ -12,11 +12,10 @@ namespace {
 using Numbers = std::vector<double>;
 
 MakeStrategy named(const std::string& name, std::int64_t bucket_bytes = 4096) {
-  return [=](std::unique_ptr<Communicator> ranks) {
-    const LocalSgdOptions options{.bucket_bytes = bucket_bytes};
-    if (name.starts_with("naive-")) return naive_outer(std::move(ranks), *OuterSteps::parse(name.substr(6)));
-    if (const auto how = OuterSteps::parse(name)) return outer(std::move(ranks), *how, options);
-    return local_sgd(std::move(ranks), *LocalSteps::parse(name), options);
+  return [=](std::unique_ptr<Communicator> ranks) -> std::unique_ptr<Strategy> {
+    if (name.starts_with("naive-"))
+      return std::make_unique<NaiveOuter>(std::move(ranks), *RoundSteps::parse(name.substr(6)));
+    return rounds(std::move(ranks), *RoundSteps::parse(name), {.bucket_bytes = bucket_bytes});
   };
 }
 
@@ -260,17 +259,17 @@ TEST(Outer, ARankThatDiesStopsTheOthers) {
 TEST(Outer, NamesAreRead) {
   for (const char* name : {"outer:H=100,momentum=0.9,lr=0.7", "outer:H=30,momentum=0,lr=1,stream=3",
                            "outer:H=30,momentum=0,lr=1,stream=3,overlap=4", "outer:H=qsr:0.2:50,momentum=0.9,lr=0.7"})
-    EXPECT_EQ(OuterSteps::parse(name)->name(), name);
-  EXPECT_EQ(OuterSteps::parse("outer")->name(), "outer:H=100,momentum=0.5,lr=0.7");
-  EXPECT_FALSE(OuterSteps::parse("outers"));
-  for (auto [wrong, says] : {std::pair{"outer:H=0", "write H=STEPS"},
-                             {"outer:", "outer has H"},
-                             {"outer:h=3", "outer has H"},
-                             {"outer:momentum=1", "write momentum=NUMBER"},
-                             {"outer:lr=", "write lr=NUMBER"},
+    EXPECT_EQ(RoundSteps::parse(name)->name(), name);
+  EXPECT_EQ(RoundSteps::parse("outer")->name(), "outer:H=100,momentum=0.5,lr=0.7");
+  EXPECT_FALSE(RoundSteps::parse("outers"));
+  for (auto [wrong, says] : {std::pair{"outer:H=0", "H is STEPS, from 1"},
+                             {"outer:", "H is STEPS"},
+                             {"outer:h=3", "choose H="},
+                             {"outer:momentum=1", "momentum is a number from 0"},
+                             {"outer:lr=", "lr is a number from"},
                              {"outer:H=3,stream=4", "4 fragments"},
                              {"outer:H=9,stream=3,overlap=4", "at most 3"}})
-    EXPECT_TRUE(refused([&, wrong = wrong] { OuterSteps::parse(wrong); }, {says})) << wrong;
+    EXPECT_TRUE(refused([&, wrong = wrong] { RoundSteps::parse(wrong); }, {says})) << wrong;
 }
 
 TEST(Interval, GrowsAsTheRateDecays) {

@@ -15,6 +15,8 @@
 #include "dist/collectives/in_process.h"
 #include "dist/strategies/all_reduce.h"
 #include "dist/strategies/parameter_server.h"
+#include "dist/strategies/rounds.h"
+#include "examples/course/server/solution.h"
 #include "layers/layers.h"
 #include "layers/optim/accumulation.h"
 #include "layers/train/fit.h"
@@ -317,7 +319,7 @@ TEST(ParameterServer, BspIsTheNaiveOneAndAllReduceInDouble) {
       all_well(ranks_say(n, [&](int r) {
         auto ring = all_reduce(std::move(ranks[std::size_t(r)]), {});
         rings[std::size_t(r)] = own_loop(*ring, 12 * n, 20);
-        auto shortest = naive_server(std::move(others[std::size_t(r)]));
+        auto shortest = std::make_unique<NaiveServer>(std::move(others[std::size_t(r)]));
         naive[std::size_t(r)] = own_loop(*shortest, 12 * n, 20);
         auto server = parameter_server(std::move(channels[std::size_t(r)]), by("bsp"));
         served[std::size_t(r)] = own_loop(*server, 12 * n, 20);
@@ -359,7 +361,7 @@ TEST(ParameterServer, WhatResumesGoesOn) {
 // ---- rounds of a worker's own steps ---------------------------------------------------------------------------------
 ParameterServerOptions rounds(const std::string& outer, const std::string& rule) {
   auto options = by(rule);
-  options.round = *OuterSteps::parse(outer);
+  options.round = *RoundSteps::parse(outer);
   return options;
 }
 
@@ -378,7 +380,7 @@ TEST(ParameterServer, RoundsOfOneWorkerAreOneMachine) {
 // With the rule's momentum it is the outer optimizer of one rank.
 TEST(ParameterServer, RoundsOfOneWorkerAreTheOuterOptimizer) {
   for (const char* name : {"outer:H=4,momentum=0.9,lr=0.7", "outer:H=100,momentum=0.5,lr=0.7"}) {
-    auto synchronous = outer(alone(), *OuterSteps::parse(name));
+    auto synchronous = rounds(alone(), *RoundSteps::parse(name));
     const Ended want = train<Plain>(synchronous.get(), {});
     for (const char* rule : {"delayed-nesterov:every=1", "quorum:1+delayed-nesterov:every=1"}) {
       const auto runs = on_ranks<Plain>(1, rounds(name, rule), {});

@@ -7,9 +7,10 @@
 #include "core/files/safetensors.h"
 #include "dist/collectives/in_process.h"
 #include "dist/strategies/all_reduce.h"
-#include "dist/strategies/local_sgd.h"
 #include "dist/strategies/machine_share.h"
 #include "dist/strategies/parameter_server.h"
+#include "dist/strategies/rounds.h"
+#include "examples/course/data_parallel/solution.h"
 #include "layers/export/torch_weights.h"
 #include "layers/train/checkpoint.h"
 #include "tests/slices.h"
@@ -286,7 +287,8 @@ TEST(Ranges, SlicesTrainAsThePlainLayerOnOneMachine) {
     const Seen plain = trained(one, nullptr, optimizer, *backend);
     EXPECT_GT(plain.norms[0], 0.2) << "clipped";
     for (auto [slices, machines] : {std::pair{1, 1}, {2, 1}, {3, 1}, {2, 2}, {3, 2}})
-      for (const Make& make : {Make(usual), Make([](auto ranks) { return naive_all_reduce(std::move(ranks)); })}) {
+      for (const Make& make :
+           {Make(usual), Make([](auto ranks) { return std::make_unique<NaiveAllReduce>(std::move(ranks)); })}) {
         std::vector<Seen> seen(std::size_t(slices * machines));
         all_well(on_slices(
             slices,
@@ -455,7 +457,7 @@ TEST(Ranges, WhatRanksMustHaveInCommonIsChecked) {
       [](int r) {
         return Slice{r, 2};
       },
-      "local-sgd:8: each rank makes steps of its own", [](auto ranks) { return local_sgd(std::move(ranks), {}); });
+      "local-sgd:8: each rank makes steps of its own", [](auto ranks) { return rounds(std::move(ranks), {}); });
 }
 
 // ---- files ----------------------------------------------------------------------------------------------------------

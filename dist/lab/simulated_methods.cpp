@@ -8,7 +8,8 @@
 #include "dist/lab/simulation.h"
 #include "dist/server/asynchrony.h"
 #include "dist/server/server_layout.h"
-#include "dist/strategies/outer.h"
+#include "dist/strategies/averages.h"
+#include "dist/strategies/rounds.h"
 
 namespace tandem {
 namespace {
@@ -89,32 +90,25 @@ class ByServers : public Method {
 };
 
 // ---- by workers that make steps of their own ------------------------------------------------------------------------
-// Each worker has weights and a velocity, makes `steps` SGD steps, and then exchanges what came of them:
-//   local-sgd       all wait for each other, and go on from the mean of their weights (Stich 2018)
-//   outer           as local-sgd, but the way to the mean is a gradient for SGD with Nesterov's momentum (Douillard et
-//   al. 2023) post-local-sgd  as local-sgd, but with one step between exchanges until the first decay of the learning
-//   rate (Lin et al. 2018) cocod-sgd       as local-sgd, but the mean is made while the next steps run; what they
-//   changed is added to it (Shen et al. 2019) easgd           nobody waits: worker and centre are drawn to each other,
-//   x −= α(x − z), z += α(x − z), α = 0.9/K
-//                   (Zhang, Choromanska and LeCun 2015)
+// Each worker has weights and a velocity, makes H SGD steps, and then exchanges what came of them, as rounds.h says.
+// Under easgd nobody waits: worker and centre are drawn to each other, x −= α(x − z), z += α(x − z), α = 0.9/K, when
+// the worker arrives (Zhang, Choromanska and LeCun 2015, the asynchronous form).
 class Local : public Method {
  public:
-  using Kind = LocalSteps::Kind;
-  Local(Simulation& s, Kind kind, std::int64_t steps, std::optional<OuterSteps> outer = {})
+  using Kind = RoundSteps::Kind;
+  Local(Simulation& s, const RoundSteps& how)
       : s_(s),
-        kind_(kind),
-        steps_(steps),
-        outer_(outer),
+        how_(how),
         rule_(make_rule("asgd-m")),
         centre_(s.flat().values.clone()),
         mean_(Tensor::like(centre_)),
         scales_(learning_rate_scales(s.flat())),
         workers_(std::size_t(s.workers())) {
-    if (outer_) outer_velocity_ = Tensor::zeros(centre_.backend(), centre_.shape());
+    if (how_.kind == Kind::outer) outer_velocity_ = Tensor::zeros(centre_.backend(), centre_.shape());
     for (Worker& w : workers_) {
       w.x = centre_.clone();
       w.velocity = Tensor::zeros(centre_.backend(), centre_.shape());
-      if (kind == Kind::cocod) w.exchanged = centre_.clone();
+      if (how_.kind == Kind::cocod) w.exchanged = centre_.clone();
     }
   }
 
@@ -126,31 +120,26 @@ class Local : public Method {
                    .velocity = w.velocity.write<float>(),
                    .scales = scales_.data()},
                   centre_.numel(), Hyper{.learning_rate = s_.rate(), .momentum = s_.momentum()});
-    const std::int64_t until = kind_ == Kind::post_local && !s_.past_first_decay() ? 1 : steps_;
+    const std::int64_t until = how_.kind == Kind::post_local && !s_.past_first_decay() ? 1 : how_.every.steps;
     if (++w.made < until) {
       s_.start(worker, s_.now());
       if (!s_.is_active(worker)) average_when_all_wait();
       return;
     }
     w.made = 0;
-    if (kind_ == Kind::elastic) return s_.visit(worker, s_.now() + s_.one_way());
+    if (how_.kind == Kind::elastic) return s_.visit(worker, s_.now() + s_.one_way());
     w.waits = true;
     average_when_all_wait();
   }
 
   void visited(int worker) override {
-    float *x = workers_[std::size_t(worker)].x.write<float>(), *z = centre_.write<float>();
-    const float alpha = 0.9f / float(s_.workers());
-    for (std::int64_t i = 0; i < centre_.numel(); i++) {
-      const float d = alpha * (x[i] - z[i]);
-      x[i] -= d;
-      z[i] += d;
-    }
+    elastic_pull(workers_[std::size_t(worker)].x, centre_, mean_, 0.9 / s_.workers());
+    add_into(centre_, mean_);
     s_.start(worker, s_.now() + s_.one_way());
   }
 
   const Tensor& weights() override {
-    if (kind_ == Kind::elastic) return centre_;
+    if (how_.kind == Kind::elastic) return centre_;
     average([](const Worker& w) -> const Tensor& { return w.x; });
     return mean_;
   }
@@ -166,34 +155,24 @@ class Local : public Method {
   void average(const Of& of) {
     mean_.fill(0);
     for (const Worker& w : workers_) add_into(mean_, of(w));
-    float* m = mean_.write<float>();
-    for (std::int64_t i = 0; i < mean_.numel(); i++) m[i] /= float(workers_.size());
-  }
-  void outer_step() {  // Δ = θ − mean; m = β·m + Δ; θ = θ − γ(Δ + β·m)
-    float *theta = centre_.write<float>(), *m = outer_velocity_.write<float>(), *mean = mean_.write<float>();
-    const float beta = float(outer_->momentum), gamma = float(outer_->learning_rate);
-    for (std::int64_t i = 0; i < centre_.numel(); i++) {
-      const float d = theta[i] - mean[i];
-      m[i] = beta * m[i] + d;
-      theta[i] = mean[i] = theta[i] - gamma * (d + beta * m[i]);
-    }
+    take_mean(mean_, mean_, s_.workers());
   }
   void average_when_all_wait() {
-    if (kind_ == Kind::elastic || s_.active() == 0) return;
+    if (how_.kind == Kind::elastic || s_.active() == 0) return;
     if (std::count_if(workers_.begin(), workers_.end(), [](const Worker& w) { return w.waits; }) < s_.active()) return;
     double at = s_.now() + s_.all_reduce();
-    if (kind_ == Kind::cocod) {  // the mean of what they had the last time, and what each has done since
+    if (how_.kind == Kind::cocod) {  // the mean of what they had the last time, and what each has done since
       average([](const Worker& w) -> const Tensor& { return w.exchanged; });
       for (Worker& w : workers_) {
-        float *x = w.x.write<float>(), *sent = w.exchanged.write<float>();
-        const float* m = mean_.data<float>();
-        for (std::int64_t i = 0; i < mean_.numel(); i++) sent[i] = x[i] = m[i] + (x[i] - sent[i]);
+        join_mean(w.x, w.exchanged, mean_, 1);
+        w.exchanged.copy_from(w.x);
       }
       at = std::max(s_.now(), mean_ready_);
       mean_ready_ = at + s_.all_reduce();
     } else {
       average([](const Worker& w) -> const Tensor& { return w.x; });
-      if (outer_) outer_step();
+      if (how_.kind == Kind::outer)
+        outer_step(mean_, mean_, centre_, outer_velocity_, mean_, 1, {how_.momentum, how_.learning_rate});
       for (Worker& w : workers_) w.x.copy_from(mean_);
     }
     for (int m = 0; m < s_.workers(); m++) {
@@ -204,9 +183,7 @@ class Local : public Method {
   }
 
   Simulation& s_;
-  Kind kind_;
-  std::int64_t steps_;
-  std::optional<OuterSteps> outer_;
+  RoundSteps how_;
   std::unique_ptr<Rule> rule_;
   Tensor centre_, mean_, outer_velocity_;
   std::vector<float> scales_;
@@ -217,15 +194,12 @@ class Local : public Method {
 }  // namespace
 
 int vectors_of_a_worker(const std::string& text, int workers) {
-  if (const auto local = LocalSteps::parse(text)) {
-    if (local->every.alpha > 0)
-      refuse(text, ": the simulator's workers make a fixed number of steps between exchanges: give that");
-    return local->kind == Local::Kind::cocod ? 3 : 2;
-  }
-  if (const auto outer = text.find('+') == text.npos ? OuterSteps::parse(text) : std::nullopt) {
-    if (outer->every.alpha > 0 || outer->stream > 1)
-      refuse(text, ": the simulator's outer optimizer has a fixed H and one fragment: give that");
-    return 2;
+  if (const auto rounds = text.find('+') == text.npos ? RoundSteps::parse(text) : std::nullopt) {
+    if (rounds->every.alpha > 0 || rounds->stream > 1)
+      refuse(text,
+             ": the simulator's workers make a fixed number of steps between exchanges of the whole vector: "
+             "give H alone");
+    return rounds->kind == Local::Kind::cocod ? 3 : 2;
   }
   if (text != "all-reduce" && !Asynchrony::is_one(text))
     refuse("the simulator has no strategy '", text,
@@ -240,9 +214,7 @@ int vectors_of_a_worker(const std::string& text, int workers) {
 
 std::unique_ptr<Method> make_method(Simulation& s, const std::string& text) {
   if (text == "all-reduce") return std::make_unique<ByServers>(s, Asynchrony::parse("bsp"), true);
-  if (const auto local = LocalSteps::parse(text)) return std::make_unique<Local>(s, local->kind, local->every.steps);
-  if (const auto outer = OuterSteps::parse(text))
-    return std::make_unique<Local>(s, Local::Kind::local, outer->every.steps, outer);
+  if (const auto how = RoundSteps::parse(text)) return std::make_unique<Local>(s, *how);
   return std::make_unique<ByServers>(s, Asynchrony::parse(text), false);
 }
 

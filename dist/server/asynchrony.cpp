@@ -1,28 +1,16 @@
 #include "dist/server/asynchrony.h"
 
 #include <algorithm>
-#include <charconv>
 #include <optional>
 #include <sstream>
 #include <utility>
+#include <vector>
 
 #include "core/error.h"
-#include "core/text.h"
+#include "core/spec.h"
 #include "dist/server/rules.h"
 
 namespace tandem {
-
-// "3" or "3,grace=2"
-static void read_quorum(Asynchrony& a, const std::string& text, const std::string& bound) {
-  const std::string before = ",grace=";
-  const std::size_t comma = std::min(bound.find(before), bound.size());
-  const auto workers = parsed<int>(bound.substr(0, comma));
-  const auto grace = comma < bound.size() ? parsed<double>(bound.substr(comma + before.size())) : a.grace;
-  if (!workers || *workers < 1 || !grace || !(*grace >= 0 && *grace <= 1e6))
-    refuse(text, ": write quorum:WORKERS or quorum:WORKERS,grace=SECONDS, with one worker at least");
-  a.quorum = *workers;
-  a.grace = *grace;
-}
 
 static const std::pair<const char*, Asynchrony::Kind> kinds[] = {{"bsp", Asynchrony::Kind::bsp},
                                                                  {"ssp", Asynchrony::Kind::ssp},
@@ -37,36 +25,32 @@ static std::optional<Asynchrony::Kind> kind_called(const std::string& name) {
   return {};
 }
 
-// "R=4" of ringmaster, "B=4" of the others
-static void read_constant(Asynchrony& a, const std::string& text, const std::string& constant) {
-  const bool ringmaster = a.kind == Asynchrony::Kind::ringmaster;
-  const std::string before = ringmaster ? "R=" : "B=";
-  const auto number = constant.starts_with(before) ? parsed<int>(constant.substr(2)) : std::nullopt;
-  if (!number || *number < 1)
-    refuse(text, ringmaster ? ": write ringmaster:R=UPDATES, from 1: a push that is so late is dropped"
-                            : ": write fedbuff:B=PUSHES or rennala:B=PUSHES, from 1: so many are one step");
-  (ringmaster ? a.bound : a.batch) = *number;
-  if (a.kind == Asynchrony::Kind::rennala) a.bound = 1;
+// What each takes.
+static std::vector<SpecField> fields_of(Asynchrony& a) {
+  using Kind = Asynchrony::Kind;
+  switch (a.kind) {
+    case Kind::ssp: return {number_field("steps", a.staleness, 0, 1e9)};
+    case Kind::quorum: return {number_field("workers", a.quorum, 1, 1e9), number_field("grace", a.grace, 0, 1e6)};
+    case Kind::ringmaster: return {number_field("R", a.bound, 1, 1e9)};
+    case Kind::fedbuff:
+    case Kind::rennala: return {number_field("B", a.batch, 1, 1e9)};
+    default: return {};
+  }
 }
 
 Asynchrony Asynchrony::parse(const std::string& text) {
   Asynchrony a;
   const std::size_t plus = text.find('+');
-  const std::string first = text.substr(0, plus), kind = first.substr(0, first.find(':'));
+  const std::string first = text.substr(0, plus), kind = spec_name(text);
   const auto known = kind_called(kind);
   if (!known) {
     a.rule = text;
   } else {
-    const std::string bound = first.substr(std::min(first.size(), kind.size() + 1));
     a.kind = *known;
-    const auto [end, error] = std::from_chars(bound.data(), bound.data() + bound.size(), a.staleness);
-    const bool number = error == std::errc() && end == bound.data() + bound.size() && a.staleness >= 0;
-    if (a.kind == Kind::quorum)
-      read_quorum(a, text, bound);
-    else if (a.kind == Kind::ringmaster || a.of_batches())
-      read_constant(a, text, bound);
-    else if (kind == "ssp" ? !number : first != kind)
-      refuse(text, ": write ssp:STEPS for workers that are at most so many steps apart, bsp, or asp");
+    read_spec(first, fields_of(a));
+    const bool bare = first == kind && !fields_of(a).empty();
+    if (bare) refuse(text, ": write ", kind, ":", fields_of(a)[0].key, "=NUMBER, ", fields_of(a)[0].expects);
+    if (a.kind == Kind::rennala) a.bound = 1;
     if (plus != std::string::npos)
       a.rule = text.substr(plus + 1);
     else if (!a.takes_each())
@@ -80,7 +64,7 @@ Asynchrony Asynchrony::parse(const std::string& text) {
 }
 
 bool Asynchrony::is_one(const std::string& text) {
-  const std::string name = text.substr(0, text.find_first_of(":+"));
+  const std::string name = spec_name(text);
   const auto rules = rule_names();
   return kind_called(name) || std::find(rules.begin(), rules.end(), name) != rules.end();
 }

@@ -9,11 +9,10 @@
 #include <cmath>
 #include <limits>
 #include <map>
-#include <optional>
 
 #include "core/error.h"
 #include "core/math.h"
-#include "core/text.h"
+#include "core/spec.h"
 
 namespace tandem {
 namespace {
@@ -305,14 +304,6 @@ std::unique_ptr<Rule> make(std::string name, Constants constants) {
 std::unique_ptr<Rule> make_ddc(std::string name, Constants constants) {
   return constants["own"] == 0 ? make<DdcAsgdShared>(name, constants) : make<DdcAsgd>(name, constants);
 }
-// A number from 0 to 1e9; of a switch "on" (1) or "off" (0).
-std::optional<double> value_of(const std::string& constant, const std::string& text) {
-  if (constant == "clamp" || constant == "trust" || constant == "ahead" || constant == "own")
-    return text == "on" ? std::optional(1.0) : text == "off" ? std::optional(0.0) : std::nullopt;
-  const auto value = parsed<double>(text);
-  return value && *value >= 0 && *value <= 1e9 ? value : std::nullopt;
-}
-
 const std::vector<Row>& table() {
   static const Constants adaptive{{"lambda", 2}, {"decay", 0.95}},
       dynamic{{"lambda", 50}, {"decay", 0.95}, {"clamp", 1}, {"trust", 1}, {"ahead", 1}, {"own", 1}};
@@ -347,30 +338,24 @@ std::vector<std::string> rule_names() {
 }
 
 std::unique_ptr<Rule> make_rule(const std::string& text) {
-  const std::string name = text.substr(0, text.find(':'));
+  const std::string name = spec_name(text);
   const auto row = std::find_if(table().begin(), table().end(), [&](const Row& r) { return r.name == name; });
   if (row == table().end()) refuse("there is no update rule ", name, ": choose one of ", listed(rule_names()));
   Constants constants = row->constants;
-  std::vector<std::string> known, given;
-  for (const auto& [key, value] : constants) known.push_back(key);
-  known.push_back("clip");
-  for (std::size_t at = name.size(); at < text.size();) {  // at the ':' or ',' before key=value
-    const std::size_t end = std::min(text.find(',', at + 1), text.size());
-    const std::string item = text.substr(at + 1, end - at - 1), key = item.substr(0, item.find('='));
-    const std::optional<double> given_value = value_of(key, item.substr(std::min(item.size(), key.size() + 1)));
-    if (std::find(known.begin(), known.end(), key) == known.end() || !given_value)
-      refuse(text, ": '", item, "' is not what ", name, " has: write ", listed(known), " as KEY=NUMBER, from 0 to 1e9",
-             constants.count("own") ? ", and clamp, trust, ahead and own as KEY=off" : "");
-    const double value = *given_value;
-    if (key == "clip" && value == 0) refuse(text, ": clip is the norm that gradients are clipped to, above 0");
-    if (key == "decay" && value >= 1) refuse(text, ": decay is the share of a mean that stays, from 0 to below 1");
-    if (key == "every" && (value < 1 || value != std::floor(value)))
-      refuse(text, ": every is a whole number of pushes, from 1");
-    if (std::find(given.begin(), given.end(), key) != given.end()) refuse(text, ": ", key, " is given twice");
-    given.push_back(key);
-    constants[key] = value;
-    at = end;
+  std::vector<SpecField> fields;
+  for (auto& [key, value] : constants) {
+    const bool is_switch = key == "clamp" || key == "trust" || key == "ahead" || key == "own";
+    if (is_switch)
+      fields.push_back(switch_field(key, value));
+    else
+      fields.push_back(number_field(key, value, key == "every", key == "decay" ? 0.999999 : 1e9));
   }
+  double clip = 0;
+  fields.push_back(number_field("clip", clip, above_zero, 1e9));
+  read_spec(text, fields);
+  if (clip > 0) constants["clip"] = clip;
+  if (constants.count("every") && constants["every"] != std::floor(constants["every"]))
+    refuse(text, ": every is a whole number of pushes, from 1");
   return row->make(text, constants);
 }
 

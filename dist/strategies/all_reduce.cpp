@@ -13,42 +13,6 @@
 namespace tandem {
 namespace {
 
-// The shortest correct version, for gradients in host memory. After backward the gradients of all ranks are summed, and
-// every rank makes the same step. Each rank's gradient is already weighted by its share of the whole batch.
-class NaiveAllReduce : public Replicas {
- public:
-  NaiveAllReduce(std::unique_ptr<Communicator> communicator, std::shared_ptr<SlicedClassifier> classifier)
-      : Replicas(std::move(communicator), classifier ? classifier->name() : "naive-all-reduce", true),
-        classifier_(std::move(classifier)) {}
-  void prepare(Module& model, Task& task, const PrepareOptions& options) override {
-    Replicas::prepare(model, task, options);
-    if (classifier_) classifier_->prepare(model, task);
-  }
-  void begin(FlatParameters& flat, Optimizer& optimizer) override {
-    flat_ = &flat;
-    optimizer_ = &optimizer;
-    compare_layouts(flat);
-    broadcast(flat, *communicator_, same_slice_.get());
-  }
-  void exchange(const Tensor& loss) override {
-    loss_ = loss.clone();  // not finite on any rank: not finite on all
-    float stop = stop_requested_;
-    for (OwnerClass owner : {OwnerClass::replicated, OwnerClass::slice})
-      for (const Range& r : flat_->ranges(owner)) {
-        Tensor gradients = flat_->gradients.range(r.begin, {r.length()});
-        (owner == OwnerClass::replicated ? communicator_ : same_slice_)->all_reduce(buffer(gradients)).wait();
-      }
-    for (Buffer sum : {buffer(loss_), Buffer{&stop, 1, DType::f32}}) communicator_->all_reduce(sum).wait();
-    stop_ = stop > 0;
-    measure_slices(*optimizer_);
-  }
-
- private:
-  std::shared_ptr<SlicedClassifier> classifier_;  // hybrid.h; null: none is cut
-  FlatParameters* flat_ = nullptr;
-  Optimizer* optimizer_ = nullptr;
-};
-
 // What an asynchronous device needs besides. There backward only queues work, and marks an event behind each bucket; a
 // recorded step can hold both. The exchange of a bucket begins when the device has reached its event.
 struct BehindTheHost {
@@ -233,10 +197,6 @@ class AllReduce : public Replicas {
 
 std::unique_ptr<Strategy> all_reduce(std::unique_ptr<Communicator> communicator, const AllReduceOptions& options) {
   return std::make_unique<AllReduce>(std::move(communicator), options);
-}
-std::unique_ptr<Strategy> naive_all_reduce(std::unique_ptr<Communicator> communicator,
-                                           std::shared_ptr<SlicedClassifier> classifier) {
-  return std::make_unique<NaiveAllReduce>(std::move(communicator), std::move(classifier));
 }
 
 }  // namespace tandem

@@ -27,9 +27,5 @@ struct AllReduceOptions {
 // Throws CommunicationError from begin() and step() when another rank fails, and Error when ranks do not have the same
 // model.
 std::unique_ptr<Strategy> all_reduce(std::unique_ptr<Communicator> communicator, const AllReduceOptions& options = {});
-// One exchange of the whole vector after backward: what all_reduce() computes, without its speed. Parameters lie on the
-// host.
-std::unique_ptr<Strategy> naive_all_reduce(std::unique_ptr<Communicator> communicator,
-                                           std::shared_ptr<SlicedClassifier> classifier = nullptr);
 
 }  // namespace tandem

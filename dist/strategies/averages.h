@@ -6,11 +6,10 @@
 namespace tandem {
 
 void take_mean(Tensor& x, const Tensor& sum, int ranks);  // x = sum/ranks
-// CoCoD-SGD: x = sum/ranks + (x − sent), the mean of what all had sent, and what this rank has done since. Sent next,
-// and summed next, is what came of it.
-void join_mean(Tensor& x, Tensor& sent, Tensor& sum, int ranks);
-// EASGD: z += sum, the pulls of the last time; then sum = α(x − z) and x −= sum, this time's.
-void elastic_average(Tensor& x, Tensor& z, Tensor& sum, double alpha);
+// x = sum/ranks + (x − sent): the mean of what all had sent, and what this rank has done since. `sent` may be x itself.
+void join_mean(Tensor& x, const Tensor& sent, const Tensor& sum, int ranks);
+// EASGD: pull = α(x − z), and x −= pull.
+void elastic_pull(Tensor& x, const Tensor& z, Tensor& pull, double alpha);
 // The outer optimizer: Δ = θ − sum/ranks; m = β·m + Δ; θ −= γ(Δ + β·m), and x = θ + (x − sent): what this rank has done
 // since it sent is kept. With β = 0 and γ = 1, θ is sum/ranks to the bit. `sent` may be x itself.
 struct OuterRates {

@@ -16,18 +16,19 @@ struct TakeMean {
 template <class T>
 struct JoinMean {
   T ranks;
-  T *x, *sent, *sum;
-  TANDEM_HD void operator()(std::int64_t i) const { x[i] = sent[i] = sum[i] = sum[i] / ranks + (x[i] - sent[i]); }
+  const T *sent, *sum;
+  T* x;
+  TANDEM_HD void operator()(std::int64_t i) const { x[i] = sum[i] / ranks + (x[i] - sent[i]); }
 };
 
 template <class T>
-struct ElasticAverage {
+struct ElasticPull {
   T alpha;
-  T *x, *z, *sum;
+  const T* z;
+  T *x, *pull;
   TANDEM_HD void operator()(std::int64_t i) const {
-    z[i] += sum[i];
-    sum[i] = alpha * (x[i] - z[i]);
-    x[i] -= sum[i];
+    pull[i] = alpha * (x[i] - z[i]);
+    x[i] -= pull[i];
   }
 };
 
@@ -88,15 +89,15 @@ void take_mean(Tensor& x, const Tensor& sum, int ranks) {
   });
 }
 
-void join_mean(Tensor& x, Tensor& sent, Tensor& sum, int ranks) {
+void join_mean(Tensor& x, const Tensor& sent, const Tensor& sum, int ranks) {
   dispatch_wide(x.dtype(), "the mean over ranks", [&]<class T> {
-    launch(x.backend(), x.numel(), JoinMean<T>{T(ranks), x.write<T>(), sent.write<T>(), sum.write<T>()});
+    launch(x.backend(), x.numel(), JoinMean<T>{T(ranks), sent.data<T>(), sum.data<T>(), x.write<T>()});
   });
 }
 
-void elastic_average(Tensor& x, Tensor& z, Tensor& sum, double alpha) {
+void elastic_pull(Tensor& x, const Tensor& z, Tensor& pull, double alpha) {
   dispatch_wide(x.dtype(), "the centre of all ranks", [&]<class T> {
-    launch(x.backend(), x.numel(), ElasticAverage<T>{T(alpha), x.write<T>(), z.write<T>(), sum.write<T>()});
+    launch(x.backend(), x.numel(), ElasticPull<T>{T(alpha), z.data<T>(), x.write<T>(), pull.write<T>()});
   });
 }
 

@@ -22,32 +22,12 @@
 // not of all; velocities stay local, and a run that is resumed begins with rank 0's. Every host has the same number of
 // ranks. On one host it is all-reduce.
 #pragma once
-#include <cstdint>
 #include <memory>
 
-#include "dist/collectives/communicator.h"
-#include "dist/collectives/nccl.h"
-#include "dist/strategies/daso_schedule.h"
-#include "layers/train/strategy.h"
+#include "dist/strategies/host_steps.h"
 
 namespace tandem {
 
-class SlicedClassifier;
-
-struct DasoRanks {
-  std::unique_ptr<Communicator> everybody;
-  std::unique_ptr<Communicator> gradients, host;  // two of this host's ranks: the first is used by a thread of its own
-  std::unique_ptr<Communicator> across;           // the ranks with this one's local index
-};
-struct DasoSettings {
-  double deadline = 300;
-  std::int64_t bucket_bytes = 0;                           // of gradients, and of chunks between hosts: BucketOptions
-  const NcclLibrary* nccl = nullptr;                       // null: the installed one
-  std::shared_ptr<SlicedClassifier> classifier = nullptr;  // cut over the ranks of a host (hybrid.h)
-};
 std::unique_ptr<Strategy> daso(DasoRanks ranks, const DasoOptions& options, const DasoSettings& settings = {});
-// What daso() computes, in blocking calls on the host.
-std::unique_ptr<Strategy> naive_daso(DasoRanks ranks, const DasoOptions& options,
-                                     std::shared_ptr<SlicedClassifier> classifier = nullptr);
 
 }  // namespace tandem

@@ -2,52 +2,40 @@
 
 #include <algorithm>
 #include <sstream>
-#include <utility>
+#include <vector>
 
 #include "core/error.h"
-#include "core/text.h"
+#include "core/spec.h"
 
 namespace tandem {
 namespace {
 
-constexpr std::pair<const char*, std::int64_t DasoOptions::*> fields[] = {
-    {"B", &DasoOptions::B},
-    {"W", &DasoOptions::W},
-    {"warm-up", &DasoOptions::warm_up},
-    {"cool-down", &DasoOptions::cool_down},
-    {"longest", &DasoOptions::longest},
-    {"bf16", &DasoOptions::bf16},
-    {"keep-progress", &DasoOptions::keep_progress},
-    {"differences", &DasoOptions::differences},
-    {"merge-first", &DasoOptions::merge_first},
-    {"norms", &DasoOptions::norms}};
-constexpr std::size_t first_switch = 5;  // from here on 0 or 1
+struct Option {
+  const char* key;
+  std::int64_t DasoOptions::*value;
+  std::int64_t least, most;
+};
+constexpr Option options[] = {{"B", &DasoOptions::B, 0, 1000000},
+                              {"W", &DasoOptions::W, 0, 1000000},
+                              {"warm-up", &DasoOptions::warm_up, 0, 1000000},
+                              {"cool-down", &DasoOptions::cool_down, 0, 1000000},
+                              {"longest", &DasoOptions::longest, 1, 1000000},
+                              {"bf16", &DasoOptions::bf16, 0, 1},
+                              {"keep-progress", &DasoOptions::keep_progress, 0, 1},
+                              {"differences", &DasoOptions::differences, 0, 1},
+                              {"merge-first", &DasoOptions::merge_first, 0, 1},
+                              {"norms", &DasoOptions::norms, 0, 1}};
 
 }  // namespace
 
 std::optional<DasoOptions> DasoOptions::parse(const std::string& text) {
-  if (text != "daso" && !text.starts_with("daso:")) return {};
+  if (spec_name(text) != "daso") return {};
   DasoOptions o;
-  std::istringstream words(text.size() > 4 ? text.substr(5) : "");
-  for (std::string word; std::getline(words, word, ',');) {
-    if (word == "faithful") {
-      o.keep_progress = o.differences = o.merge_first = o.norms = 0;
-      continue;
-    }
-    const std::size_t is = std::min(word.find('='), word.size());
-    const auto* field =
-        std::find_if(std::begin(fields), std::end(fields), [&](auto& f) { return word.substr(0, is) == f.first; });
-    if (field == std::end(fields))
-      refuse(text, ": '", word,
-             "' is no option of daso: choose faithful, B=, W=, warm-up=, cool-down=, longest=, bf16=, ",
-             "keep-progress=, differences=, merge-first= or norms=");
-    const auto value = parsed<std::int64_t>(is < word.size() ? word.substr(is + 1) : "");
-    const bool one_or_zero = field - fields >= std::ptrdiff_t(first_switch);
-    const std::int64_t least = field->second == &DasoOptions::longest, most = one_or_zero ? 1 : 1000000;
-    if (!value || *value < least || *value > most)
-      refuse(text, ": ", field->first, " is a whole number from ", least, " to ", most);
-    o.*field->second = *value;
-  }
+  std::vector<SpecField> fields{
+      word_field("faithful", [&o] { o.keep_progress = o.differences = o.merge_first = o.norms = 0; })};
+  for (const Option& option : options)
+    fields.push_back(number_field(option.key, o.*option.value, double(option.least), double(option.most)));
+  read_spec(text, fields);
   return o;
 }
 
@@ -58,9 +46,9 @@ std::string DasoOptions::name() const {
     text = ":faithful";
     usual.keep_progress = usual.differences = usual.merge_first = usual.norms = 0;
   }
-  for (const auto& [name, field] : fields)
-    if (this->*field != usual.*field)
-      text += (text.empty() ? ":" : ",") + std::string(name) + "=" + std::to_string(this->*field);
+  for (const Option& option : options)
+    if (this->*option.value != usual.*option.value)
+      text += (text.empty() ? ":" : ",") + std::string(option.key) + "=" + std::to_string(this->*option.value);
   return "daso" + text;
 }
 

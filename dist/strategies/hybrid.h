@@ -17,6 +17,7 @@
 // In training the cut layer hands its features on, and the task's loss does the above. In evaluation it gives whole
 // rows of logits.
 #pragma once
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -31,8 +32,11 @@ class SlicedLinear;
 class SlicedClassifier {
  public:
   struct Options {
-    double sample = 1;   // share of a slice's classes that a step learns
-    bool naive = false;  // the shortest correct version, in double on the host
+    double sample = 1;  // share of a slice's classes that a step learns
+    // In place of SlicedLinear::loss(); null: that.
+    std::function<Variable(const SlicedLinear&, const Variable& x, const Tensor& labels, double smoothing,
+                           Tensor* correct)>
+        loss = {};
   };
   // on_host: the ranks that together have the layer, in the order of their slices.
   SlicedClassifier(std::unique_ptr<Communicator> on_host, const Options& options);

@@ -24,41 +24,6 @@
 namespace tandem {
 namespace {
 
-// The shortest correct version of bsp. Rank 0 is the only server: it receives every rank's gradient, adds them in the
-// order of ranks, makes the step and broadcasts the new weights.
-class NaiveServer : public Replicas {
- public:
-  explicit NaiveServer(std::unique_ptr<Communicator> communicator)
-      : Replicas(std::move(communicator), "naive-server", true) {}
-  void begin(FlatParameters& flat, Optimizer&) override {
-    flat_ = &flat;
-    compare_layouts(flat);
-    broadcast(flat, *communicator_);
-  }
-  void exchange(const Tensor& loss) override {
-    loss_ = loss.clone();  // the loss goes with the gradient: where one is not finite, no step is made
-    for (Tensor* mine : {&flat_->gradients, &loss_}) {
-      if (rank() > 0) communicator_->send(0, buffer(*mine)).wait();
-      for (int r = 1; rank() == 0 && r < size(); r++) {
-        Tensor theirs = Tensor::like(*mine);
-        communicator_->recv(r, buffer(theirs)).wait();
-        add_into(*mine, theirs);
-      }
-    }
-    float stop = stop_requested_;
-    communicator_->all_reduce({&stop, 1, DType::f32}).wait();
-    stop_ = stop > 0;
-  }
-  void update(Optimizer& optimizer) override {
-    if (rank() == 0) optimizer.update(&loss_);
-    communicator_->broadcast(buffer(flat_->values), 0).wait();
-    flat_->count_writes(flat_->all());
-  }
-
- private:
-  FlatParameters* flat_ = nullptr;
-};
-
 class ParameterServer : public Strategy {
  public:
   ParameterServer(std::unique_ptr<Channel> channel, const ParameterServerOptions& options,
@@ -378,10 +343,6 @@ std::unique_ptr<Strategy> parameter_server_of_machines(std::unique_ptr<MachineSh
     refuse(options.classifier ? "hybrid+" : "machines+", options.how.text(),
            ": with a machine as one worker all ranks serve: leave out --servers");
   return std::make_unique<ParameterServer>(std::move(lane), options, std::move(machine));
-}
-
-std::unique_ptr<Strategy> naive_server(std::unique_ptr<Communicator> communicator) {
-  return std::make_unique<NaiveServer>(std::move(communicator));
 }
 
 }  // namespace tandem

@@ -18,7 +18,7 @@
 #include "dist/server/channel.h"
 #include "dist/server/server.h"
 #include "dist/server/straggler_emulation.h"
-#include "dist/strategies/outer.h"
+#include "dist/strategies/rounds.h"
 #include "layers/train/strategy.h"
 
 namespace tandem {
@@ -28,7 +28,7 @@ class SlicedClassifier;
 
 struct ParameterServerOptions {
   Asynchrony how = {};
-  std::optional<OuterSteps> round = {};  // H, β and γ; without fragments
+  std::optional<RoundSteps> round = {};  // H, β and γ; without fragments
   int servers = 0;                       // the last so many ranks only serve; 0: all ranks train, and serve
   DType wire = DType::f32;               // or bf16
   double deadline = 300, patience = 30;  // server.h
@@ -47,7 +47,5 @@ std::unique_ptr<Strategy> parameter_server(std::unique_ptr<Channel> channel,
 std::unique_ptr<Strategy> parameter_server_of_machines(std::unique_ptr<MachineShare> machine,
                                                        std::unique_ptr<Channel> lane,
                                                        const ParameterServerOptions& options = {});
-// What parameter_server() computes with bsp and one shard, in blocking calls on the host.
-std::unique_ptr<Strategy> naive_server(std::unique_ptr<Communicator> communicator);
 
 }  // namespace tandem

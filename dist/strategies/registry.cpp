@@ -8,17 +8,16 @@
 #include <vector>
 
 #include "core/error.h"
-#include "core/text.h"
+#include "core/spec.h"
 #include "dist/job/job.h"
 #include "dist/server/asynchrony.h"
 #include "dist/server/server_checks.h"
 #include "dist/strategies/all_reduce.h"
 #include "dist/strategies/daso.h"
 #include "dist/strategies/hybrid.h"
-#include "dist/strategies/local_sgd.h"
 #include "dist/strategies/machine_share.h"
-#include "dist/strategies/outer.h"
 #include "dist/strategies/parameter_server.h"
+#include "dist/strategies/rounds.h"
 
 namespace tandem {
 namespace {
@@ -40,11 +39,11 @@ double deadline() { return Deadlines::from(process_environment()).wait; }
 
 // What may stand before the name of a rule. machines+: a machine is one worker. hybrid+: a machine is one worker, and
 // the last Linear is cut over its ranks. outer:H=100+: a push is what a worker's own steps have changed.
-constexpr std::string_view machines = "machines+", hybrids = "hybrid", rounds = "outer";
+constexpr std::string_view machines = "machines+", hybrids = "hybrid", rounds_of = "outer";
 std::size_t length_before_rule(const std::string& name) {
   if (name.starts_with(machines)) return machines.size();
   const std::size_t plus = name.find('+');
-  return (name.starts_with(rounds) || name.starts_with(hybrids)) && plus != name.npos ? plus + 1 : 0;
+  return (name.starts_with(rounds_of) || name.starts_with(hybrids)) && plus != name.npos ? plus + 1 : 0;
 }
 std::string rule_in(const std::string& name) { return name.substr(length_before_rule(name)); }
 bool of_machines(const std::string& name) { return name.starts_with(machines) || name.starts_with(hybrids); }
@@ -53,14 +52,18 @@ bool of_machines(const std::string& name) { return name.starts_with(machines) ||
 AllReduceOptions all_reduce_options(const Setting& setting) {
   AllReduceOptions o{.deadline = deadline()};
   const std::string wire = setting("TANDEM_WIRE");
-  if (wire.starts_with("topk:")) o.top_k = parsed<double>(wire.substr(5)).value_or(0);
-  if (wire.starts_with("powersgd:")) o.power_sgd = parsed<std::int64_t>(wire.substr(9)).value_or(0);
-  const bool sparse = o.top_k > 0 && o.top_k <= 1;
-  if (!sparse && o.power_sgd < 1 && !wire.empty() && wire != "f32" && wire != "bf16")
+  const std::string kind = spec_name(wire);
+  if (kind == "topk") {
+    read_spec(wire, {number_field("share", o.top_k, above_zero, 1)});
+  } else if (kind == "powersgd") {
+    read_spec(wire, {number_field("rank", o.power_sgd, 1, 1e9)});
+  } else if (wire == "bf16") {
+    o.wire = DType::bf16;
+  }
+  if (o.top_k == 0 && o.power_sgd == 0 && !wire.empty() && wire != "f32" && wire != "bf16")
     refuse("TANDEM_WIRE=", wire,
            ": choose f32, bf16, topk:SHARE, with a share of the gradients above 0 and up to 1, or powersgd:RANK, ",
            "with a rank from 1");
-  if (wire == "bf16") o.wire = DType::bf16;
   return o;
 }
 
@@ -69,12 +72,13 @@ Make parse_all_reduce(const std::string& name, const Setting& setting, int) {
   return [o = all_reduce_options(setting)] { return all_reduce(Job().communicator(), o); };
 }
 
-Make parse_local_sgd(const std::string& name, const Setting& setting, int) {
-  const auto how = LocalSteps::parse(name);
+Make parse_rounds(const std::string& name, const Setting& setting, int) {
+  if (name.starts_with(rounds_of) && name.find('+') != name.npos) return {};  // parse_server()
+  const auto how = RoundSteps::parse(name);
   if (!how) return {};
   if (const std::string wire = setting("TANDEM_WIRE"); !wire.empty() && wire != "f32")
     refuse("TANDEM_WIRE=", wire, ": under ", name, " weights travel, as f32");
-  return [how] { return local_sgd(Job().communicator(), *how, {.deadline = deadline()}); };
+  return [how] { return rounds(Job().communicator(), *how, {.deadline = deadline()}); };
 }
 
 DasoRanks daso_ranks(Job& job) {
@@ -117,22 +121,13 @@ Make parse_hybrid(const std::string& name, const Setting& setting, int) {
   };
 }
 
-Make parse_outer(const std::string& name, const Setting& setting, int) {
-  if (name.find('+') != name.npos) return {};  // parse_server()
-  const auto how = OuterSteps::parse(name);
-  if (!how) return {};
-  if (const std::string wire = setting("TANDEM_WIRE"); !wire.empty() && wire != "f32")
-    refuse("TANDEM_WIRE=", wire, ": under ", name, " weights travel, as f32");
-  return [how] { return outer(Job().communicator(), *how, {.deadline = deadline()}); };
-}
-
 // Of rounds that are late: more of them, with less momentum; and a rule that adds up what `pushes` workers push in full
 // takes a share of each (both our choice).
-std::optional<OuterSteps> round_in(const std::string& name, int pushes) {
-  if (!name.starts_with(rounds)) return {};
-  OuterSteps defaults{.every = {.steps = 20}, .momentum = 0.3};
+std::optional<RoundSteps> round_in(const std::string& name, int pushes) {
+  if (!name.starts_with(rounds_of)) return {};
+  RoundSteps defaults{.kind = RoundSteps::Kind::outer, .every = {.steps = 20}, .momentum = 0.3};
   if (pushes > 1) defaults.learning_rate = 1.0 / pushes;
-  auto how = OuterSteps::parse(name.substr(0, length_before_rule(name) - 1), defaults);
+  auto how = RoundSteps::parse(name.substr(0, length_before_rule(name) - 1), defaults);
   if (how && (how->stream > 1 || how->overlap != 0 || how->every.alpha > 0))
     refuse(name,
            ": without waiting for others a round has H=STEPS, momentum and lr alone, and a worker that is slower makes "
@@ -167,7 +162,7 @@ Make parse_server(const std::string& full_name, const Setting& setting, int rank
     o.how.rule += ":every=" + std::to_string(quorum ? 1 : ranks - o.servers);
   if (o.round && o.how.kind != Asynchrony::Kind::asp && !quorum)
     refuse(full_name, ": rounds of a worker's own steps go with an update rule alone, or with quorum:WORKERS, as in ",
-           rounds, ":H=100+delayed-nesterov");
+           rounds_of, ":H=100+delayed-nesterov");
   if (o.round && make_rule(o.how.rule)->clip() > 0)
     refuse(full_name,
            ": what a round pushes is no gradient: leave clip out, or clip the gradients of its steps by --clip");
@@ -188,49 +183,19 @@ Make parse_server(const std::string& full_name, const Setting& setting, int rank
   };
 }
 
-// The shortest correct versions, to compare with.
-Make parse_naive(const std::string& name, const Setting&, int) {
-  if (name == "naive-all-reduce") return [] { return naive_all_reduce(Job().communicator()); };
-  if (name == "naive-server") return [] { return naive_server(Job().communicator()); };
-  if (name == "naive-hybrid")
-    return [] {
-      Job job;
-      job.lane();
-      auto classifier = std::make_shared<SlicedClassifier>(job.on_host(), SlicedClassifier::Options{.naive = true});
-      return naive_all_reduce(job.communicator(), std::move(classifier));
-    };
-  if (!name.starts_with("naive-")) return {};
-  const std::string of = name.substr(6);
-  if (const auto how = DasoOptions::parse(of))
-    return [how] {
-      Job job;
-      return naive_daso(daso_ranks(job), *how);
-    };
-  if (const auto how = OuterSteps::parse(of)) {
-    if (how->stream > 1 || how->overlap != 0 || how->every.alpha > 0)
-      refuse(name, ": the naive version has H, momentum and lr alone");
-    return [how] { return naive_outer(Job().communicator(), *how); };
-  }
-  const auto how = LocalSteps::parse(of);
-  if (!how || how->kind != LocalSteps::Kind::local) return {};
-  if (how->every.alpha > 0) refuse(name, ": the naive version has a fixed number of steps between exchanges");
-  return [how] { return naive_local_sgd(Job().communicator(), how->every.steps); };
-}
-
 // ---- the table ------------------------------------------------------------------------------------------------------
 std::vector<Entry> entries() {
   return {
       {"all-reduce", {"TANDEM_WIRE"}, parse_all_reduce},
       {"hybrid or hybrid:sample=SHARE, alone or before +all-reduce, +daso or +RULE", {"TANDEM_WIRE"}, parse_hybrid},
-      {"local-sgd:STEPS, post-local-sgd:STEPS, cocod-sgd:STEPS or easgd:STEPS", {"TANDEM_WIRE"}, parse_local_sgd},
-      {"outer:H=STEPS,momentum=NUMBER,lr=NUMBER,stream=FRAGMENTS,overlap=STEPS", {"TANDEM_WIRE"}, parse_outer},
+      {"local-sgd:STEPS, post-local-sgd:STEPS, cocod-sgd:STEPS, easgd:STEPS, or "
+       "outer:H=STEPS,momentum=NUMBER,lr=NUMBER,stream=FRAGMENTS,overlap=STEPS",
+       {"TANDEM_WIRE"},
+       parse_rounds},
       {Asynchrony::forms() + ", or one of these behind machines+ or outer:H=STEPS+",
        {"TANDEM_WIRE", "TANDEM_SERVERS", "TANDEM_SNAPSHOTS"},
        parse_server},
       {"daso, daso:faithful or daso:B=4,W=1,warm-up=4,cool-down=4", {}, parse_daso},
-      {"naive-all-reduce, naive-hybrid, naive-local-sgd:STEPS, naive-outer:H=STEPS, naive-daso or naive-server",
-       {},
-       parse_naive},
   };
 }
 

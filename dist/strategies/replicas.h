@@ -31,6 +31,10 @@ class Replicas : public Strategy {
   // The lowest rank of those that hold the majority; of two halves the one with rank 0 has it.
   bool saves_after_failure() override;
 
+  // As long as the parameters. A run that failed may leave this strategy without its backend: on the host it lies in
+  // memory of its own, or in `memory`.
+  static Tensor vector(const FlatParameters& flat, DType dtype, std::shared_ptr<void> memory = nullptr);
+
  protected:
   // synchronous: the gradients of all ranks make one step; otherwise each rank makes steps of its own.
   Replicas(std::unique_ptr<Communicator> communicator, std::string name, bool synchronous);
@@ -54,10 +58,6 @@ class Replicas : public Strategy {
   std::shared_ptr<void> shared_memory(const Backend& backend, std::size_t bytes) {
     return backend.on_device() ? nullptr : communicator_->allocate(bytes);
   }
-
-  // As long as the parameters. A run that failed may leave this strategy without its backend: on the host it lies in
-  // memory of its own, or in `memory`.
-  static Tensor vector(const FlatParameters& flat, DType dtype, std::shared_ptr<void> memory = nullptr);
 
   // Throws Error that names the first rank whose number is not that of rank 0 there.
   void compare(Communicator& over, std::uint64_t mine, const std::string& what);

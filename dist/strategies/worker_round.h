@@ -13,15 +13,15 @@
 
 #include "dist/strategies/averages.h"
 #include "dist/strategies/on_host.h"
-#include "dist/strategies/outer.h"
+#include "dist/strategies/rounds.h"
 #include "layers/optim/flat_parameters.h"
 
 namespace tandem {
 
 class WorkerRound {
  public:
-  explicit WorkerRound(const OuterSteps& how) : how_(how) {}
-  const OuterSteps& how() const { return how_; }
+  explicit WorkerRound(const RoundSteps& how) : how_(how) {}
+  const RoundSteps& how() const { return how_; }
   void begin(const FlatParameters& flat) {
     theta_ = Tensor::like(flat.values);
     momentum_ = Tensor::like(flat.values);
@@ -38,7 +38,7 @@ class WorkerRound {
   Tensor& momentum() { return momentum_; }  // the servers' m, in and out of checkpoints
 
  private:
-  OuterSteps how_;
+  RoundSteps how_;
   Tensor theta_, momentum_;
   OnHost pushed_;
 };

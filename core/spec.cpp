@@ -1,0 +1,52 @@
+#include "core/spec.h"
+
+#include <algorithm>
+#include <set>
+#include <sstream>
+#include <utility>
+
+#include "core/error.h"
+
+namespace tandem {
+
+SpecField word_field(std::string key, std::function<void()> apply) {
+  return {std::move(key), "", [apply = std::move(apply)](const std::string& value) {
+            if (value.empty()) apply();
+            return value.empty();
+          }};
+}
+
+std::string spec_name(const std::string& text) { return text.substr(0, text.find_first_of(":+")); }
+
+static std::string keys_of(const std::vector<SpecField>& fields) {
+  std::string keys;
+  for (const SpecField& f : fields) keys += (keys.empty() ? "" : ", ") + f.key + (f.expects.empty() ? "" : "=");
+  return keys;
+}
+
+void read_spec(const std::string& text, const std::vector<SpecField>& fields) {
+  const std::string name = spec_name(text);
+  if (name.size() == text.size()) return;
+  if (text[name.size()] == '+') refuse(text, ": ", name, " stands alone: leave out what follows the '+'");
+  if (fields.empty()) refuse(text, ": ", name, " takes no options: write ", name);
+  std::set<std::string> given;
+  std::size_t begin = name.size() + 1;
+  for (bool first = true; begin <= text.size(); first = false) {
+    const std::size_t end = std::min(text.find(',', begin), text.size());
+    const std::string item = text.substr(begin, end - begin);
+    const std::size_t equals = std::min(item.find('='), item.size());
+    std::string key = item.substr(0, equals), value = item.substr(std::min(equals + 1, item.size()));
+    auto field = std::find_if(fields.begin(), fields.end(), [&](const SpecField& f) { return f.key == key; });
+    if (field == fields.end() && first && equals == item.size() && !fields.front().expects.empty()) {
+      field = fields.begin();
+      value = std::exchange(key, field->key);
+    }
+    if (field == fields.end()) refuse(text, ": '", item, "' is no option of ", name, ": choose ", keys_of(fields));
+    if (!given.insert(key).second) refuse(text, ": ", key, " is given twice");
+    if (!field->read(value))
+      refuse(text, ": '", item, "': ", key, field->expects.empty() ? " takes no value" : " is " + field->expects);
+    begin = end + 1;
+  }
+}
+
+}  // namespace tandem

@@ -1,0 +1,55 @@
+// How strategies, update rules and what they take are written: "name:key=value,key=value". Inside a list of names,
+// '+' joins one to another, as in "ssp:3+ddc-asgd".
+#pragma once
+#include <functional>
+#include <limits>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "core/text.h"
+
+namespace tandem {
+
+// One thing that a name takes.
+struct SpecField {
+  std::string key;
+  std::string expects;                                 // "a whole number from 1 to 1e+06"
+  std::function<bool(const std::string& value)> read;  // false: the value is not that
+};
+
+// A number in [least, most]; least = above_zero: in (0, most]. `into` outlives the field.
+constexpr double above_zero = std::numeric_limits<double>::min();
+template <class T>
+SpecField number_field(std::string key, T& into, double least, double most) {
+  const std::string kind = std::is_integral_v<T> ? "a whole number" : "a number";
+  auto read = [&into, least, most](const std::string& value) {
+    const auto v = parsed<T>(value);
+    if (!v || !(double(*v) >= least && double(*v) <= most)) return false;
+    into = *v;
+    return true;
+  };
+  return {std::move(key),
+          kind + (least == above_zero ? " above 0, up to " : " from " + digits(least) + " to ") + digits(most), read};
+}
+// "on" or "off".
+template <class T>
+SpecField switch_field(std::string key, T& into) {
+  auto read = [&into](const std::string& value) {
+    const bool on = value == "on";
+    if (!on && value != "off") return false;
+    into = T(on);
+    return true;
+  };
+  return {std::move(key), "on or off", read};
+}
+// A word without a value.
+SpecField word_field(std::string key, std::function<void()> apply);
+
+std::string spec_name(const std::string& text);  // before the first ':' or '+'
+// Reads what stands behind the name. A first value without a key is that of the first field: "local-sgd:8". Throws
+// UsageError, which names the whole text and what the name takes.
+void read_spec(const std::string& text, const std::vector<SpecField>& fields);
+
+}  // namespace tandem
