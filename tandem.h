@@ -7,7 +7,6 @@
 #include "datasets/dataset.h"
 #include "datasets/loader.h"
 #include "datasets/table.h"
-#include "layers/checkpointed.h"
 #include "layers/layers.h"
 #include "layers/models/classifier.h"
 #include "layers/models/models.h"

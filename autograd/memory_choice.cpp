@@ -216,7 +216,7 @@ class Chooser {
       : it_(iteration), budget_(budget), means_(means) {
     for (std::size_t i = 0; i < it_.saved.size(); i++)
       if (it_.saved[i].saved >= 0 && it_.saved[i].can_leave() && (may_swap() || may_recompute(i)))
-        movable_.push_back(i);
+        (marked(i) ? marked_ : movable_).push_back(i);
     std::stable_sort(movable_.begin(), movable_.end(),
                      [&](std::size_t a, std::size_t b) { return worth(a) > worth(b); });
   }
@@ -258,9 +258,12 @@ class Chooser {
   std::size_t peak(Fates fates) const {
     for (std::size_t i : movable_)
       if (may_swap() && fates[i] == Fate::keep) fates[i] = Fate::swap;
+    for (std::size_t i : marked_) fates[i] = Fate::recompute;
     return simulate(it_, fates, 0, means_).peak;
   }
+  bool marked(std::size_t i) const { return it_.saved[i].marked && may_recompute(i); }
   MemoryChoice measured(Fates fates) const {
+    for (std::size_t i : marked_) fates[i] = Fate::recompute;
     Forecast f = simulate(it_, fates, budget_, means_);
     const bool fits = f.peak <= budget_;
     return {std::move(fates), std::move(f), fits};
@@ -362,7 +365,7 @@ class Chooser {
   const IterationRecord& it_;
   const std::size_t budget_;
   const MemoryMeans means_;
-  std::vector<std::size_t> movable_;
+  std::vector<std::size_t> movable_, marked_;
 };
 
 }  // namespace

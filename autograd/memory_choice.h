@@ -26,6 +26,7 @@ struct SavedRecord {
   int gone = -1;                  // it ends after this one
   double recompute = -1;          // seconds; < 0: it cannot be computed again
   std::size_t scratch = 0;        // bytes that computing it again borrows
+  bool marked = false;            // it is computed again where it can be, not chosen
   std::vector<int> sources = {};  // the saved tensors that it is computed from, all with smaller numbers
   bool can_leave() const { return needed > free_at + 1 && needed > last_used + 1; }
 };

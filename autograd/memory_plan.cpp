@@ -227,8 +227,16 @@ void MemoryPlan::recorded(Node& node, std::span<const Variable* const> inputs, c
   const std::size_t scratch = borrowed(node, inputs, y);
   for (std::size_t i = 0; i < node.saved.size(); i++) save(node.saved[i], node);
   const int made = remember(node, inputs, y);
-  if (made >= 0) saved(made).recompute = 0, saved(made).scratch = scratch;
+  if (made >= 0) {
+    saved(made).recompute = 0;
+    saved(made).scratch = scratch;
+    saved(made).marked = mode().recompute;
+  }
   end_event(node, false, node.flops(), bytes, made);
+}
+
+void MemoryPlan::computed_again(const Tensor& y) {
+  if (const int id = follows() ? known(y) : -1; id >= 0) saved(id).marked = false;
 }
 
 // Bytes that another run of the operation needs beside inputs and result: its temporary memory at the peak (already

@@ -19,13 +19,6 @@ Mode& mode() {
   return m;
 }
 
-ModeOf::ModeOf(const Mode& then) : before_(std::exchange(mode(), then)) {
-  mode().check = before_.check;
-  mode().recorder = before_.recorder;
-  mode().watcher = before_.watcher;
-}
-ModeOf::~ModeOf() { mode() = std::move(before_); }
-
 // ---- nodes ----------------------------------------------------------------------------------------------------------
 static std::atomic<std::uint64_t> nodes{0};
 std::uint64_t living_nodes() { return nodes.load(std::memory_order_relaxed); }
@@ -157,13 +150,9 @@ void check_inputs(const char* op, const Tensor& x, std::initializer_list<const T
 // so memory is freed in the reverse order of its allocation. Nothing is recursive: a chain of 200,000 operations needs
 // no more stack than one.
 //
-// On a first reading take outer_ to be null. One engine runs one pass. A node's backward, or a hook, may start another
-// pass on the same thread. It has its own engine, which restores the counts of the nodes that it counted. Hooks are
-// called by the outermost pass, where a gradient is final.
+// One pass.
 class Engine {
  public:
-  explicit Engine(Engine* outer) : outer_(outer) {}
-
   void run(const Variable& root, const BackwardOptions& options) {
     MemoryUse use(Use::backward);
     require(root.defined(), "backward() starts from a loss with one element, this one is undefined");
@@ -173,6 +162,10 @@ class Engine {
             "backward(): nothing that leads to this loss requires a gradient (was it computed under NoGrad, or is all "
             "of it "
             "frozen?)");
+    require(
+        !std::exchange(runs_, true),
+        "backward() was called within a backward pass of this thread, by a hook or by an operation's backward: call "
+        "it after that one. To compute a module again in backward, set its `recompute`");
     visit_ = next_visit();
     struct Leave {
       Engine& pass;
@@ -193,23 +186,10 @@ class Engine {
       ready_.pop_back();
       step(*node, options.keep);
     }
-    if (outer_) return hand_to_outermost(options.leaves);
     for (Leaf* leaf : options.leaves) finished(*leaf);
-    for (std::size_t i = 0; i < late_.size(); i++) {  // a hook may add to them
-      const Ref<Node> node = late_[i];
-      finished(*node->leaf());
-    }
   }
 
  private:
-  // The state of a node before a nested pass.
-  struct Found {
-    Ref<Node> node;
-    std::uint64_t visit;
-    int pending;
-    Tensor gradient;
-  };
-
   static bool older(const Ref<Node>& a, const Ref<Node>& b) { return a->sequence < b->sequence; }
   static std::uint64_t next_visit() {  // one count for all threads: a leaf may be visited by one after the other
     static std::atomic<std::uint64_t> n{0};
@@ -221,7 +201,6 @@ class Engine {
   }
   // Called when this leaf's gradient is complete in this pass.
   void finished(Leaf& leaf) {
-    if (outer_) return;
     zero_if_empty(leaf);
     if (std::exchange(leaf.fired_, visit_) != visit_ && leaf.hook) leaf.hook(leaf);
   }
@@ -232,24 +211,7 @@ class Engine {
     leaf.has_grad = true;
   }
 
-  // The end of a nested pass. A leaf that an outer pass counted too may get its first gradient there.
-  void hand_to_outermost(std::span<Leaf* const> leaves) {
-    Engine* outermost = outer_;
-    while (outermost->outer_) outermost = outermost->outer_;
-    auto hand = [&](Leaf& leaf, std::uint64_t visit) {
-      bool counted = false;
-      for (const Engine* e = outer_; e; e = e->outer_) counted = counted || e->visit_ == visit;
-      if (!counted) zero_if_empty(leaf);
-      outermost->late_.push_back(Ref<Node>(&leaf));
-    };
-    for (const Found& f : found_)
-      if (Leaf* leaf = f.node->leaf()) hand(*leaf, f.visit);
-    for (Leaf* leaf : leaves)
-      if (leaf->visit_ != visit_) hand(*leaf, leaf->visit_);
-  }
-
   void enter(Node* node) {
-    if (outer_) found_.push_back({Ref<Node>(node), node->visit_, node->pending_, std::move(node->gradient)});
     node->visit_ = visit_;
     node->pending_ = 0;
     node->gradient = Tensor();  // left over from a pass that threw
@@ -258,13 +220,7 @@ class Engine {
 
   // The pass is over, or threw.
   void leave() {
-    for (Found& f : found_) {
-      f.node->visit_ = f.visit;
-      f.node->pending_ = f.pending;
-      f.node->gradient = std::move(f.gradient);
-    }
-    found_.clear();
-    late_.clear();
+    runs_ = false;
     stack_.clear();
     ready_.clear();
   }
@@ -297,7 +253,6 @@ class Engine {
   };
 
   void step(Node& node, bool keep) {
-    check_whole(node);  // an inner pass may have released it
     slots_.clear();
     for (std::size_t i = 0; i < node.inputs.size(); i++) slots_.emplace_back(node.inputs[i].pointer());
     Tensor dy = std::exchange(node.gradient, Tensor());
@@ -351,25 +306,16 @@ class Engine {
     }
   }
 
-  Engine* const outer_;
+  bool runs_ = false;
   std::uint64_t visit_ = 0;
   std::vector<Node*> stack_;
   std::vector<Ref<Node>> ready_;  // a heap, the youngest first
   std::vector<GradientSlot> slots_;
-  std::vector<Found> found_;     // of a pass within a pass
-  std::vector<Ref<Node>> late_;  // of the outermost pass: leaves that passes within it reached
 };
 
 void backward(const Variable& root, const BackwardOptions& options) {
-  // This thread's passes, the outermost first. They keep their vectors from step to step.
-  static thread_local std::deque<Engine> passes;
-  static thread_local std::size_t under_way = 0;
-  if (under_way == passes.size()) passes.emplace_back(passes.empty() ? nullptr : &passes.back());
-  struct UnderWay {
-    UnderWay() { under_way++; }
-    ~UnderWay() { under_way--; }
-  } counts;
-  passes[under_way - 1].run(root, options);
+  static thread_local Engine engine;  // keeps its vectors from step to step
+  engine.run(root, options);
 }
 
 // ---- variables ------------------------------------------------------------------------------------------------------

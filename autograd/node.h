@@ -92,7 +92,7 @@ class Node : public Counted {
  private:
   friend class Engine;
   friend class GradientSlot;
-  // State of the backward pass that counted this node; a nested pass restores it.
+  // State of the backward pass that counted this node.
   int pending_ = 0;          // consumers whose backward has not run yet
   std::uint64_t visit_ = 0;  // the number of the pass
   bool released_ = false;
@@ -108,7 +108,7 @@ struct Leaf final : Node {
   Tensor value, grad;     // grad is a range of the gradient vector once the flat parameters are built
   bool has_grad = false;  // grad holds a sum; false: the next backward overwrites it
   std::string name;
-  // Called when the gradient is final, once per backward(); with nested passes, at the end of the outermost one.
+  // Called when the gradient is final, once per backward().
   std::function<void(Leaf&)> hook;
   bool replaced = false;   // other flat parameters have taken over: nothing uses this leaf any more
   bool handed_on = false;  // set by a hook that sent the gradient: adding to it before it is zeroed throws Error
@@ -128,9 +128,7 @@ struct BackwardOptions {
 
 // Computes the gradients of every leaf that root depends on. root has one element. A leaf that gets nothing from a node
 // that it went into has a zero gradient.
-// A hook, and a node's own backward (before it takes a place from a slot), may call it again, on the same leaves and,
-// with keep, on the same nodes. Hooks of leaves that only such inner passes reach are called at the end of the
-// outermost one.
+// Throws Error where it is called within itself, by a hook or by a node's backward.
 void backward(const Variable& root, const BackwardOptions& options = {});
 
 // Thrown with checks on when a value is not finite; names the operation that produced it.
@@ -146,8 +144,10 @@ class TapeWatcher {
   virtual ~TapeWatcher() = default;
   virtual void recorded(Node& node, std::span<const Variable* const> inputs,
                         const Tensor& y) = 0;  // node: on the tape since now
-  virtual void before(Node& node) = 0;         // its backward runs next
-  virtual void after(Node& node) = 0;          // and has run; what it saved is still there
+  virtual void computed_again(
+      const Tensor& y) = 0;             // y: of a module that is marked to be (Module::recompute); it stays
+  virtual void before(Node& node) = 0;  // its backward runs next
+  virtual void after(Node& node) = 0;   // and has run; what it saved is still there
 };
 
 // Dropout calls so far: of this step, or of the thread where there is no step state. Assigning 0 begins a step.
@@ -166,6 +166,7 @@ struct DropoutCalls {
 struct Mode {
   bool record = true;        // build the tape
   bool check = false;        // look for non-finite values after every operation
+  bool recompute = false;    // within a module that is marked to be computed again in backward
   bool alone = false;        // operations that combine values of all ranks use this rank's only
   const std::string* scope;  // path of the module that is running
   Tensor step_state;         // StepState on the device; empty outside training loops
@@ -192,19 +193,6 @@ class ModeScope {
 using NoGrad = ModeScope<&Mode::record, false>;  // nothing is recorded: for evaluation, and for a user's own updates
 using Alone = ModeScope<&Mode::alone, true>;     // this rank runs the model without the others
 using CheckForNonFinite = ModeScope<&Mode::check, true>;  // after every operation
-
-// Within its scope mode() is what it was at another place, but for what looks at operations (check, recorder, watcher).
-// A node that keeps a copy of mode() can so run its forward pass once more in backward(): the same draws, the same
-// names, on a tape.
-class ModeOf {
- public:
-  explicit ModeOf(const Mode& then);
-  ~ModeOf();
-  ModeOf(const ModeOf&) = delete;
-
- private:
-  Mode before_;
-};
 
 std::uint64_t living_nodes();  // of all threads
 

@@ -41,7 +41,14 @@ Parameter::operator const Variable&() const {
 
 Variable Module::operator()(const Variable& x) {
   Scope scope(path_);
-  return seen(forward(x));
+  if (!recompute || mode().recompute) return seen(forward(x));
+  Variable y;
+  {
+    ModeScope<&Mode::recompute, true> marked;
+    y = forward(x);
+  }
+  if (mode().watcher) mode().watcher->computed_again(y.value());
+  return seen(std::move(y));
 }
 
 void Module::train(bool on) {

@@ -96,6 +96,10 @@ class Module {
   using ForwardHook = std::function<void(Module&, const Variable& output)>;
   ForwardHook on_forward(ForwardHook hook) { return std::exchange(forward_hook_, std::move(hook)); }
 
+  // Within a memory plan: what the module saves for backward, between its input and its output, is computed again there
+  // (convolution, batch norm, pooling, dropout, element-wise operations). fit() makes a plan where a module is marked.
+  bool recompute = false;
+
   void train(bool on = true);  // this module and all below
   void eval() { train(false); }
   bool training() const { return training_; }

@@ -3,21 +3,23 @@
 # when a room has shrunk and never up, and the formatter, where it is installed and is the version that formatted the tree.
 set -u
 wrong=0
-lines() { find "$@" $([ "$1" = examples ] && echo '-path examples/course -prune -o') -name '*.cpp' -o -name '*.h' -o -name '*.cu' | sort | xargs cat | grep -cvE '^[[:space:]]*(//.*)?$'; }
+lines() {  # of a room; the course is one of its own
+  find "$1" -name '*.cpp' -o -name '*.h' -o -name '*.cu' | grep -v "^$1/course/" | sort | xargs cat | grep -cvE '^[[:space:]]*(//.*)?$'
+}
 while read -r room most; do
   [ -d "$room" ] || continue
   is=$(lines "$room")
   [ "$is" -le "$most" ] || { echo "$room has $is lines of code, more than its ceiling of $most"; wrong=1; }
 done <<'END'
-core 7736
-autograd 4296
-layers 7467
+core 7655
+autograd 4258
+layers 7409
 datasets 2438
 cuda 2901
 dist 13966
 examples 1272
 examples/course 1200
-tests 25741
+tests 25700
 END
 if clang-format --version 2>/dev/null | grep -q 'version 14\.'; then
   find core autograd layers datasets cuda dist examples tests -name '*.cpp' -o -name '*.h' -o -name '*.cu' |

@@ -22,7 +22,6 @@
 #include "core/text.h"
 #include "datasets/loader.h"
 #include "datasets/synthetic.h"
-#include "layers/checkpointed.h"
 #include "layers/layers.h"
 #include "layers/models/models.h"
 #include "layers/optim/ema.h"
@@ -891,41 +890,45 @@ TEST(MemoryFaults, AnOperationThatHasTheNameOfAnotherIsNotTakenForIt) {
   }
 }
 
-// ---- checkpointed modules -------------------------------------------------------------------------------------------
-TEST(Checkpointed, AModuleThatRunsAgainHasTheSameGradientsStatisticsAndNames) {
+// ---- modules that are marked -----------------------------------------------------------------------------------------
+TEST(Recompute, AMarkedModuleHasTheSameGradientsAndStatisticsInLessMemory) {
   auto backend = steady_backend(2);
   std::vector<std::vector<std::byte>> results[2];
-  std::vector<std::string> names[2];
-  for (const bool again : {false, true}) {
-    Sequential inner;
-    auto block = std::make_unique<Sequential>();
-    block->attach("conv", std::make_unique<Conv2d>(3, 8, 3, Conv2dOptions{.padding = 1}));
-    block->add<BatchNorm2d>(8, true);
-    block->add<Dropout>(0.4);
+  std::size_t again[2] = {}, peak[2] = {};
+  for (const bool marked : {false, true}) {
     Sequential model;
-    if (again)
-      model.attach("block", checkpoint(std::unique_ptr<Module>(std::move(block))));
-    else
-      model.attach("block", std::move(block));
+    auto block = std::make_unique<Sequential>();
+    block->recompute = marked;
+    for (int k = 0; k < 4; k++) {
+      block->add<Conv2d>(k ? 8 : 3, 8, 3, Conv2dOptions{.padding = 1});
+      block->add<BatchNorm2d>(8, true);
+      block->add<Dropout>(0.4);
+    }
+    model.attach("block", std::move(block));
     model.attach("pool", std::make_unique<GlobalAveragePool>());
     model.attach("fc", std::make_unique<Linear>(8, 4));
     FlatParameters flat(model, *backend, 1);
-    for (auto& [name, p] : model.parameters()) names[again].push_back(name);
-    for (auto& [name, s] : model.buffers()) names[again].push_back(name);
     model.train();
     mode().draws = 3;
-    for (int k = 0; k < 3; k++) {
+    MemoryPlan plan(*backend, nullptr, {.budget = std::size_t{1} << 40, .swap = SwapMode::recompute, .smallest = 1});
+    for (int k = 0; k < 5; k++) {
       flat.zero_gradients();
-      const Variable x(Tensor::of(*backend, {4, 6, 6, 3}, test::numbers(printed("x%d", k), 4 * 6 * 6 * 3)));
+      const Variable x(Tensor::of(*backend, {8, 32, 32, 3}, test::numbers(printed("x%d", k), 8 * 32 * 32 * 3)));
+      MemoryPlan::Step step(plan);
       const Variable loss = sum(square(model(x)));
       flat.backward(loss);
-      results[again].push_back(bytes_of(loss.value()));
-      results[again].push_back(bytes_of(flat.gradients));
-      results[again].push_back(bytes_of(flat.buffers));
+      step.end();
+      results[marked].push_back(bytes_of(loss.value()));
+      results[marked].push_back(bytes_of(flat.gradients));
+      results[marked].push_back(bytes_of(flat.buffers));
     }
+    again[marked] = plan.measured().recomputed;
+    peak[marked] = plan.measured().peak;
   }
-  EXPECT_EQ(names[0], names[1]);
   EXPECT_EQ(results[0], results[1]);
+  EXPECT_EQ(again[0], 0u);
+  EXPECT_GT(again[1], 0u);
+  EXPECT_LT(double(peak[1]), 0.8 * double(peak[0]));
 }
 
 // ---- a budget that was accepted -------------------------------------------------------------------------------------

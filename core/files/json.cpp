@@ -1,9 +1,11 @@
 #include "core/files/json.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
+#include <nlohmann/json.hpp>
 #include <unordered_set>
+#include <utility>
+#include <vector>
 
 #include "core/error.h"
 #include "core/text.h"
@@ -29,169 +31,61 @@ std::size_t utf8_length(std::string_view s) {
   return 0;
 }
 
-void append_utf8(std::string& out, unsigned code) {
-  if (code < 0x80) {
-    out += char(code);
-  } else if (code < 0x800) {
-    out += char(0xC0 | code >> 6);
-    out += char(0x80 | (code & 0x3F));
-  } else if (code < 0x10000) {
-    out += char(0xE0 | code >> 12);
-    out += char(0x80 | (code >> 6 & 0x3F));
-    out += char(0x80 | (code & 0x3F));
-  } else {
-    out += char(0xF0 | code >> 18);
-    out += char(0x80 | (code >> 12 & 0x3F));
-    out += char(0x80 | (code >> 6 & 0x3F));
-    out += char(0x80 | (code & 0x3F));
-  }
-}
-
-class Reader {
+// Builds a Json from what the library's parser reports, value by value.
+class Builder : public nlohmann::json_sax<nlohmann::json> {
  public:
-  explicit Reader(std::string_view text) : text_(text) {}
-  Json document() {
-    Json v = value(0);
-    space();
-    if (at_ != text_.size()) wrong("expected nothing more");
-    return v;
+  Json document;
+
+  bool null() override { return add({}); }
+  bool boolean(bool v) override { return add({.kind = Json::Kind::boolean, .boolean = v}); }
+  bool number_integer(number_integer_t v) override { return number(double(v)); }
+  bool number_unsigned(number_unsigned_t v) override { return number(double(v)); }
+  bool number_float(number_float_t v, const string_t&) override { return number(v); }
+  bool string(string_t& v) override { return add({.kind = Json::Kind::text, .text = std::move(v)}); }
+  bool binary(binary_t&) override { return false; }  // JSON has none
+  bool start_object(std::size_t) override { return open(Json::Kind::object); }
+  bool start_array(std::size_t) override { return open(Json::Kind::array); }
+  bool end_object() override { return close(); }
+  bool end_array() override { return close(); }
+  bool key(string_t& v) override {
+    if (!names_.back().insert(v).second) throw JsonError("the name " + json_quoted(v) + " comes twice");
+    open_.back()->members.push_back({std::move(v), {}});
+    return true;
+  }
+  bool parse_error(std::size_t at, const std::string& token, const nlohmann::json::exception& e) override {
+    const std::string text = e.what();  // "[json.exception.parse_error.101] parse error at line 1, column 5: …"
+    const std::size_t colon = text.find(": ");
+    throw JsonError("at byte " + std::to_string(at > 0 ? at - 1 : 0) + ", behind '" + plain_text(token) + "'" +
+                    (colon == text.npos ? "" : text.substr(colon)));
   }
 
  private:
-  [[noreturn]] void wrong(const std::string& what) const {
-    throw JsonError("at byte " + std::to_string(at_) + (at_ >= text_.size() ? " (the end): " : ": ") + what);
-  }
-  void space() {
-    while (at_ < text_.size() && (text_[at_] == ' ' || text_[at_] == '\t' || text_[at_] == '\n' || text_[at_] == '\r'))
-      at_++;
-  }
-  bool take(char c) {
-    space();
-    if (at_ >= text_.size() || text_[at_] != c) return false;
-    at_++;
+  bool number(double v) { return add({.kind = Json::Kind::number, .number = v}); }
+  bool add(Json v) {
+    next() = std::move(v);
     return true;
   }
-  bool word(std::string_view w) {
-    if (text_.substr(at_, w.size()) != w) return false;
-    at_ += w.size();
+  Json& next() {
+    if (open_.empty()) return document;
+    Json& in = *open_.back();
+    return in.is(Json::Kind::object) ? in.members.back().value : in.items.emplace_back();
+  }
+  bool open(Json::Kind kind) {
+    if (open_.size() >= 100) throw JsonError("nested deeper than 100");
+    Json& v = next();
+    v.kind = kind;
+    open_.push_back(&v);
+    names_.emplace_back();
+    return true;
+  }
+  bool close() {
+    open_.pop_back();
+    names_.pop_back();
     return true;
   }
 
-  Json value(int depth) {
-    if (depth > 100) wrong("nested deeper than 100");
-    space();
-    Json v;
-    if (take('{')) {
-      v.kind = Json::Kind::object;
-      std::unordered_set<std::string> names;
-      if (take('}')) return v;
-      do {
-        space();
-        std::string name = string();
-        if (!names.insert(name).second) wrong("the name " + json_quoted(name) + " comes twice");
-        if (!take(':')) wrong("expected ':' after a name");
-        v.members.push_back({std::move(name), value(depth + 1)});
-      } while (take(','));
-      if (!take('}')) wrong("expected ',' or '}'");
-    } else if (take('[')) {
-      v.kind = Json::Kind::array;
-      if (take(']')) return v;
-      do v.items.push_back(value(depth + 1));
-      while (take(','));
-      if (!take(']')) wrong("expected ',' or ']'");
-    } else if (at_ < text_.size() && text_[at_] == '"') {
-      v.kind = Json::Kind::text;
-      v.text = string();
-    } else if (word("true")) {
-      v.kind = Json::Kind::boolean;
-      v.boolean = true;
-    } else if (word("false")) {
-      v.kind = Json::Kind::boolean;
-    } else if (!word("null")) {
-      v.kind = Json::Kind::number;
-      v.number = number();
-    }
-    return v;
-  }
-
-  // JSON's numbers are narrower than from_chars': no leading zeros, no "inf", a digit on both sides of the point.
-  double number() {
-    std::size_t end = at_;
-    auto digits = [&] {
-      std::size_t first = end;
-      while (end < text_.size() && text_[end] >= '0' && text_[end] <= '9') end++;
-      return end - first;
-    };
-    if (end < text_.size() && text_[end] == '-') end++;
-    std::size_t whole = end, n = digits();
-    if (n == 0 || (n > 1 && text_[whole] == '0')) wrong("expected a value");
-    if (end < text_.size() && text_[end] == '.') {
-      end++;
-      if (digits() == 0) wrong("a number ends in '.'");
-    }
-    if (end < text_.size() && (text_[end] == 'e' || text_[end] == 'E')) {
-      end++;
-      if (end < text_.size() && (text_[end] == '+' || text_[end] == '-')) end++;
-      if (digits() == 0) wrong("a number has an empty exponent");
-    }
-    double v = 0;
-    if (std::from_chars(text_.data() + at_, text_.data() + end, v).ec != std::errc())
-      wrong("a number is too large or too small");
-    at_ = end;
-    return v;
-  }
-
-  unsigned hex4() {
-    unsigned code = 0;
-    if (at_ + 4 > text_.size()) wrong("\\u needs four hexadecimal digits");
-    auto [end, error] = std::from_chars(text_.data() + at_, text_.data() + at_ + 4, code, 16);
-    if (error != std::errc() || end != text_.data() + at_ + 4) wrong("\\u needs four hexadecimal digits");
-    at_ += 4;
-    return code;
-  }
-
-  std::string string() {
-    if (at_ >= text_.size() || text_[at_] != '"') wrong("expected '\"'");
-    at_++;
-    std::string out;
-    while (true) {
-      if (at_ >= text_.size()) wrong("a string does not end");
-      unsigned char c = static_cast<unsigned char>(text_[at_]);
-      if (c == '"') {
-        at_++;
-        return out;
-      }
-      if (c < 0x20) wrong("a control character in a string");
-      if (c != '\\') {
-        std::size_t n = utf8_length(text_.substr(at_));
-        if (n == 0) wrong("a string is not UTF-8");
-        out += text_.substr(at_, n);
-        at_ += n;
-        continue;
-      }
-      at_++;
-      char e = at_ < text_.size() ? text_[at_++] : '\0';
-      static constexpr std::string_view from = "\"\\/bfnrt", to = "\"\\/\b\f\n\r\t";
-      if (std::size_t i = from.find(e); e && i != from.npos) {
-        out += to[i];
-      } else if (e == 'u') {
-        unsigned code = hex4();
-        if (code >= 0xD800 && code < 0xDC00) {  // the first half of a pair
-          unsigned low = word("\\u") ? hex4() : 0;
-          if (low < 0xDC00 || low > 0xDFFF) wrong("half of a surrogate pair");
-          code = 0x10000 + ((code - 0xD800) << 10) + (low - 0xDC00);
-        } else if (code >= 0xDC00 && code < 0xE000) {
-          wrong("half of a surrogate pair");
-        }
-        append_utf8(out, code);
-      } else {
-        wrong("unknown escape");
-      }
-    }
-  }
-
-  std::string_view text_;
-  std::size_t at_ = 0;
+  std::vector<Json*> open_;                             // a value's items change only while it is the last of these
+  std::vector<std::unordered_set<std::string>> names_;  // of each object's members
 };
 
 }  // namespace
@@ -202,7 +96,11 @@ const Json* Json::find(std::string_view name) const {
   return nullptr;
 }
 
-Json Json::parse(std::string_view text) { return Reader(text).document(); }
+Json Json::parse(std::string_view text) {
+  Builder builder;
+  nlohmann::json::sax_parse(text, &builder);
+  return std::move(builder.document);
+}
 
 bool is_utf8(std::string_view text) {
   while (const std::size_t n = utf8_length(text)) text.remove_prefix(n);

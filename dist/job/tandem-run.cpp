@@ -55,111 +55,92 @@ struct Command {
   std::vector<std::string> program;
 };
 
-const char* usage =
-    "tandem-run [-n RANKS | -H HOST:RANKS,… | --hostfile FILE] [options] PROGRAM [ARGUMENTS]\n"
-    "  -n RANKS               on this host\n"
-    "  -H HOST:RANKS,…        over ssh; the first host has rank 0\n"
-    "  --hostfile FILE        a host a line: host, host:RANKS or host slots=RANKS; # begins a comment\n"
-    "  --strategy NAME        all-reduce (the default); of a parameter server ddc-asgd, asgd, dc-asgd-a, …, bsp, "
-    "ssp:STEPS;\n"
-    "                         local-sgd:H, post-local-sgd:H, cocod-sgd:H, easgd:H: H steps of a rank's own between "
-    "exchanges\n"
-    "                         daso, daso:faithful, daso:B=4,W=1: hosts exchange weights while their ranks train on\n"
-    "                         outer:H=100,momentum=0.5,lr=0.7: an outer optimizer (DiLoCo); stream=F: in F fragments "
-    "while training goes on\n"
-    "                         hybrid, hybrid:sample=0.1: the last Linear cut over a host's ranks; between hosts "
-    "hybrid+all-reduce, hybrid+daso, hybrid+RULE\n"
-    "                         machines+RULE: a parameter server with one worker for each host (machines+ddc-asgd)\n"
-    "                         outer:H=100+delayed-nesterov: a parameter server to which a worker pushes what H steps "
-    "of its own have changed\n"
-    "                         quorum:K,grace=SECONDS, outer:H=100+quorum:K: a step once K workers have pushed, and the "
-    "others had so much time more\n"
-    "  --hosts-as N           the ranks count as those of N hosts, for trying what hosts do; sets TANDEM_HOSTS_AS\n"
-    "  --servers K            the last K ranks are servers only (default 0: every rank holds a share and works)\n"
-    "  --pace MS[:SHAPE]      a step of a rank takes so many milliseconds before its exchange, drawn from a gamma "
-    "distribution\n"
-    "  --slow RANK:FACTOR     the steps of this rank take so many times as long; may be given again\n"
-    "  --restart N            with a parameter server, a rank other than 0 that failed is started again, up to N "
-    "times\n"
-    "  --log-dir FOLDER       what each rank prints goes to FOLDER/rank-R.log too\n"
-    "  --port PORT            of rank 0, with -H (default: chosen at random; on this host any free one)\n"
-    "  --start-timeout SEC    until all ranks have come (default 60)\n"
-    "  --on-failure WHAT      stop ends all ranks with the first that fails; continue does not. Default: stop; with a\n"
-    "                         parameter server the others go on without a rank that failed, unless it is rank 0\n"
-    "  --no-bind              ranks may run on every core (default: each has its share of them, as long as there is "
-    "one)\n"
-    "  --ssh COMMAND          instead of ssh\n"
-    "  --check                no program: finds the ranks, sends small messages round, and shows what they run on\n";
+constexpr const char* description =
+    "tandem-run [-n RANKS | -H HOST:RANKS,… | --hostfile FILE] [OPTIONS] PROGRAM [ARGUMENTS]: the program as several "
+    "ranks,\nwhich are ended together.";
 
-int count_in(const std::string& option, const std::string& text) {
-  const auto v = parsed<int>(text);
-  if (!v || *v < 0 || *v > 1000000) refuse(option, ": '", text, "' is no whole number from 0 to 1000000");
-  return *v;
+std::vector<OptionSpec> options_of(Command& c) {
+  auto text = [](const std::string& name, std::string& field, const std::string& help,
+                 const std::string& fallback = "") {
+    return OptionSpec{name, help, fallback, [&field](const std::string& v) { field = v; }};
+  };
+  auto count = [](const std::string& name, auto& field, double least, double most, const std::string& help,
+                  const std::string& fallback = "") {
+    auto set = [=, &field](const std::string& v) {
+      const auto n = parsed<int>(v);
+      if (!n || *n < least || *n > most)
+        refuse(name, " ", v, ": '", v, "' is no whole number from ", digits(least), " to ", digits(most));
+      if constexpr (std::is_same_v<decltype(field), int&>)
+        field = *n;
+      else
+        field = v;
+    };
+    return OptionSpec{name, help, fallback, set};
+  };
+  auto slow = [&c](const std::string& v) { c.slow += (c.slow.empty() ? "" : ",") + v; };
+  return {
+      count("-n", c.ranks, 1, 4096, "ranks on this host"),
+      count("-np", c.ranks, 1, 4096, "the same"),
+      text("-H", c.host_list, "HOST:RANKS,…: over ssh; the first host has rank 0"),
+      text("--hosts", c.host_list, "the same"),
+      text("--hostfile", c.host_file, "a host a line: host, host:RANKS or host slots=RANKS; # begins a comment"),
+      text("--strategy", c.strategy,
+           "all-reduce, local-sgd:H, outer:H=100, daso, hybrid, or a parameter server: ddc-asgd, bsp, quorum:K, "
+           "machines+ddc-asgd, … (dist/strategies/README.md)",
+           "all-reduce"),
+      text("--hosts-as", c.hosts_as, "the ranks count as those of so many hosts, for trying what hosts do"),
+      count("--servers", c.servers, 0, 1e6, "the last so many ranks are servers only (0: every rank holds a share)",
+            "0"),
+      text("--pace", c.pace, "MS[:SHAPE]: a step takes so many milliseconds, drawn from a gamma distribution"),
+      {.name = "--slow",
+       .help = "RANK:FACTOR,…: the steps of this rank take so many times as long",
+       .fallback = "",
+       .set = slow,
+       .repeats = true},
+      count("--restart", c.restarts, 0, 1e6,
+            "with a parameter server, a rank other than 0 that failed is started again, up to so many times", "0"),
+      text("--log-dir", c.logs, "what each rank prints goes to rank-R.log in this folder too"),
+      count("--port", c.port, 1, 65535, "of rank 0, with -H (default: chosen at random; on this host any free one)"),
+      text("--start-timeout", c.start_timeout, "seconds until all ranks have come", "60"),
+      text("--on-failure", c.on_failure,
+           "stop: the first rank that fails ends all; continue: it does not (default: stop; with a parameter server "
+           "only "
+           "rank 0 ends all)"),
+      text("--ssh", c.ssh, "another command in its place", "ssh"),
+      {"--no-bind", "ranks may run on every core (default: each has its share of them, as long as there is one)", "",
+       [&c](const std::string&) { c.bind = false; }, true},
+      {"--check", "no program: finds the ranks, sends small messages round, and shows what they run on", "",
+       [&c](const std::string&) { c.check = true; }, true}};
 }
 
-void set(Command& c, const std::string& name, const std::string& value) {
-  static const std::map<std::string, std::string Command::*> texts{
-      {"-H", &Command::host_list},        {"--hosts", &Command::host_list}, {"--hostfile", &Command::host_file},
-      {"--strategy", &Command::strategy}, {"--pace", &Command::pace},       {"--log-dir", &Command::logs},
-      {"--hosts-as", &Command::hosts_as}, {"--ssh", &Command::ssh}};
-  if (const auto text = texts.find(name); text != texts.end()) {
-    c.*text->second = value;
-  } else if (name == "-n" || name == "-np") {
-    c.ranks = parsed<int>(value).value_or(0);
-    if (c.ranks < 1 || c.ranks > 4096) refuse("-n ", value, ": expected a number of ranks from 1 to 4096");
-  } else if (name == "--servers") {
-    c.servers = std::to_string(count_in("--servers " + value, value));
-  } else if (name == "--slow") {
-    c.slow += (c.slow.empty() ? "" : ",") + value;
-  } else if (name == "--restart") {
-    c.restarts = count_in("--restart " + value, value);
-  } else if (name == "--port") {
-    const int port = count_in("--port " + value, value);
-    if (port < 1 || port > 65535) refuse("--port ", value, ": ports are 1 to 65535");
-    c.port = value;
-  } else if (name == "--start-timeout") {
-    const double seconds = parsed<double>(value).value_or(0);
-    if (!(seconds > 0 && seconds <= 1e9)) refuse("--start-timeout ", value, ": '", value, "' is no number above 0");
-    c.start_timeout = value;
-  } else if (name == "--on-failure") {
-    if (value != "stop" && value != "continue") refuse("--on-failure ", value, ": choose stop or continue");
-    c.on_failure = value;
-  } else {
-    refuse("unknown option ", name, " (--help lists the options)");
+// Where the program stands: behind the options and their values, or behind "--".
+int program_at(int argc, char** argv, const std::vector<OptionSpec>& options) {
+  for (int i = 1; i < argc; i++) {
+    const std::string word = argv[i];
+    if (word == "--") return i;
+    if (!word.starts_with("-")) return i;
+    const auto option =
+        std::find_if(options.begin(), options.end(), [&](const OptionSpec& o) { return o.name == word; });
+    if (option != options.end() && !option->flag) i++;
   }
+  return argc;
 }
 
 Command parse(int argc, char** argv) {
   Command c;
-  int i = 1;
-  for (; i < argc && argv[i][0] == '-'; i++) {
-    std::string name = argv[i], value;
-    if (name == "--") {
-      i++;
-      break;
-    }
-    if (name == "-h" || name == "--help") {
-      std::fputs(usage, stdout);
-      std::exit(0);
-    }
-    if (name == "--check" || name == "--no-bind") {
-      (name == "--check" ? c.check : c.bind) = name == "--check";
-      continue;
-    }
-    if (const auto equals = name.find('='); name.starts_with("--") && equals != std::string::npos) {
-      value = name.substr(equals + 1);
-      name.resize(equals);
-    } else if (i + 1 < argc) {
-      value = argv[++i];
-    }
-    if (value.empty()) refuse(name, " needs a value (--help lists the options)");
-    set(c, name, value);
-  }
-  c.program.assign(argv + i, argv + argc);
+  const std::vector<OptionSpec> options = options_of(c);
+  const int at = program_at(argc, argv, options);
+  parse_command_line(at, argv, description, options);
+  c.program.assign(argv + std::min(argc, at + (at < argc && std::string(argv[at]) == "--")), argv + argc);
   if (c.check != c.program.empty())
     refuse(c.check ? "--check runs no program" : "which program? tandem-run -n 2 PROGRAM ARGUMENTS");
   if (int(c.ranks > 0) + int(!c.host_list.empty()) + int(!c.host_file.empty()) > 1)
     refuse("give one of -n, -H and --hostfile");
+  if (!c.on_failure.empty() && c.on_failure != "stop" && c.on_failure != "continue")
+    refuse("--on-failure ", c.on_failure, ": choose stop or continue");
+  if (const double seconds = parsed<double>(c.start_timeout).value_or(0);
+      !c.start_timeout.empty() && !(seconds > 0 && seconds <= 1e9))
+    refuse("--start-timeout ", c.start_timeout, ": '", c.start_timeout, "' is no number above 0");
   if (!c.host_list.empty())
     c.hosts = hosts_in_list(c.host_list);
   else if (!c.host_file.empty())

@@ -88,7 +88,7 @@ void parse_command_line(int argc, char** argv, const std::string& description, c
   std::map<std::string, std::string> seen;
   for (const auto& [spec, value] : line.given) {
     auto [first, fresh] = seen.emplace(spec->name, value);
-    if (!fresh && !spec->flag)
+    if (!fresh && !spec->flag && !spec->repeats)
       throw UsageError(spec->name + " is given twice (" + first->second + " and " + value + ")");
   }
   for (const auto& [name, value] : seen)

@@ -66,6 +66,7 @@ struct OptionSpec {
   std::string name, help, fallback;             // "--batch", what it is, the default as text
   std::function<void(const std::string&)> set;  // throws UsageError on a bad value
   bool flag = false;                            // takes no value
+  bool repeats = false;                         // may be given again
   std::function<std::string()> value = {};      // the field's, as text
   bool decides = false;  // it decides what a step computes: a part of the run's identity. Read of the options that all
                          // programs share

@@ -152,6 +152,11 @@ void Run::resume() {
   }
 }
 
+static bool marks_a_module(const Module& module) {
+  return module.recompute || std::any_of(module.children().begin(), module.children().end(),
+                                         [](const auto& child) { return marks_a_module(*child.second); });
+}
+
 void Run::begin() {
   callbacks = callbacks_of(*this);
   for (auto& c : callbacks) require(c != nullptr, "fit: FitOptions::callbacks holds a null pointer");
@@ -161,10 +166,15 @@ void Run::begin() {
   const StepState state = optimizer.read_state();
   first_count_ = known_steps_ = std::int64_t(state.step + state.skipped);
   whole_ = at.running_sums;
-  if (options.memory_budget == 0) return;
-  memory_plan = std::make_unique<MemoryPlan>(
-      backend, mover_of(options, backend),
-      MemoryPlanOptions{.budget = options.memory_budget, .swap = options.swap, .batches = options.accumulate});
+  if (options.memory_budget > 0) {
+    memory_plan = std::make_unique<MemoryPlan>(
+        backend, mover_of(options, backend),
+        MemoryPlanOptions{.budget = options.memory_budget, .swap = options.swap, .batches = options.accumulate});
+  } else if (marks_a_module(model)) {
+    const std::size_t all = backend.memory().left() / 2 + backend.memory().statistics().reserved_bytes;
+    memory_plan = std::make_unique<MemoryPlan>(
+        backend, nullptr, MemoryPlanOptions{.budget = all, .swap = SwapMode::recompute, .batches = options.accumulate});
+  }
 }
 
 // ---- an epoch -------------------------------------------------------------------------------------------------------

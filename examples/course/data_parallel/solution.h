@@ -13,7 +13,8 @@ namespace tandem {
 class NaiveAllReduce : public Replicas {
  public:
   NaiveAllReduce(std::unique_ptr<Communicator> communicator, std::shared_ptr<SlicedClassifier> classifier = nullptr)
-      : Replicas(std::move(communicator), classifier ? classifier->name() : "naive-all-reduce", true),
+      : Replicas(std::move(communicator), "naive-" + (classifier ? classifier->name() : std::string("all-reduce")),
+                 true),
         classifier_(std::move(classifier)) {}
   void prepare(Module& model, Task& task, const PrepareOptions& options) override {
     Replicas::prepare(model, task, options);
