@@ -1,7 +1,9 @@
 // Blocks in a scratch file (core/mover.h): one thread writes, one reads.
 //
-// A room in the file belongs to one copy and is used again for one of the same size. What was written is dropped from
-// the page cache once it is on the disk, since it would hold in memory what was moved out of it.
+// O_DIRECT moves bytes between the block and the disk without the page cache, which would hold in memory what was moved
+// out of it. It wants addresses, offsets and lengths in multiples of 4 KiB: large blocks have them (the allocator cuts
+// them so), smaller ones go through a buffer. A room in the file belongs to one copy and is used again for one of the
+// same size.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -12,6 +14,7 @@
 #include <deque>
 #include <map>
 #include <mutex>
+#include <new>
 #include <thread>
 #include <vector>
 
@@ -37,6 +40,7 @@ class FileMover : public Mover {
              "; name a folder on a disk with room with --scratch, or in TMPDIR");
     unlink(name.c_str());  // it lives as long as it is open
     fcntl(file_, F_SETFD, FD_CLOEXEC);
+    direct_ = fcntl(file_, F_SETFL, fcntl(file_, F_GETFL) | O_DIRECT) == 0;
     for (Lane* lane : {&out_, &in_}) lane->thread = std::thread([this, lane] { work(*lane); });
   }
   ~FileMover() override {
@@ -98,7 +102,10 @@ class FileMover : public Mover {
     const auto rate = [](const Lane& l) { return l.seconds > 0 ? l.bytes / l.seconds : 0; };
     return {rate(out_), rate(in_)};
   }
-  std::string description() const override { return "a scratch file in " + folder_; }
+  std::string description() const override {
+    return "a scratch file in " + folder_ +
+           (direct_ ? "" : " (through the page cache: the file system has no O_DIRECT)");
+  }
 
  private:
   struct Copy {
@@ -121,6 +128,8 @@ class FileMover : public Mover {
   }
 
   void work(Lane& lane) {
+    const std::unique_ptr<std::byte, decltype(&std::free)> buffer(
+        static_cast<std::byte*>(std::aligned_alloc(page, piece)), std::free);
     std::unique_lock lock(mutex_);
     while (true) {
       changed_.wait(lock, [&] { return ends_ || !lane.waiting.empty(); });
@@ -129,7 +138,7 @@ class FileMover : public Mover {
       lane.waiting.pop_front();
       lock.unlock();
       const auto began = Clock::now();
-      std::string error = move(c, &lane == &out_);
+      std::string error = move(c, &lane == &out_, buffer.get());
       lock.lock();
       const double seconds = seconds_since(began), end = now();
       moved_.push_back({&lane == &out_, c.bytes, end - seconds, end});
@@ -143,19 +152,24 @@ class FileMover : public Mover {
     }
   }
 
-  std::string move(const Copy& c, bool out) {
+  std::string move(const Copy& c, bool out, std::byte* buffer) {
     auto* memory = static_cast<std::byte*>(c.memory);
+    const bool straight = c.bytes >= CachingAllocator::large && reinterpret_cast<std::uintptr_t>(memory) % page == 0;
     for (std::size_t done = 0; done < c.bytes;) {
-      const auto at = off_t(c.at + std::int64_t(done));
-      const std::size_t here = std::min(piece, c.bytes - done);
-      const ssize_t n = out ? pwrite(file_, memory + done, here, at) : pread(file_, memory + done, here, at);
-      if (n < 0 && errno == EINTR) continue;
-      if (n <= 0)
-        return "the scratch file in " + folder_ + " could not be " + (out ? "written: " : "read: ") +
-               (n < 0 ? std::strerror(errno) : "it ends too early");
-      if (out) sync_file_range(file_, at, n, SYNC_FILE_RANGE_WRITE);
-      posix_fadvise(file_, at, n, POSIX_FADV_DONTNEED);
-      done += std::size_t(n);
+      const std::size_t here = std::min(piece, c.bytes - done), whole = in_pages(here);
+      std::byte* with = straight ? memory + done : buffer;
+      if (out && !straight) std::memcpy(buffer, memory + done, here);
+      for (std::size_t k = 0; k < whole;) {
+        const auto at = off_t(c.at + std::int64_t(done + k));
+        const ssize_t n = out ? pwrite(file_, with + k, whole - k, at) : pread(file_, with + k, whole - k, at);
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0)
+          return "the scratch file in " + folder_ + " could not be " + (out ? "written: " : "read: ") +
+                 (n < 0 ? std::strerror(errno) : "it ends too early");
+        k += std::size_t(n);
+      }
+      if (!out && !straight) std::memcpy(memory + done, buffer, here);
+      done += here;
     }
     return {};
   }
@@ -163,6 +177,7 @@ class FileMover : public Mover {
   const std::string folder_;
   const Clock::time_point began_ = Clock::now();
   int file_;
+  bool direct_ = false;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::map<CopyId, Copy> copies_;

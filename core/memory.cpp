@@ -1,6 +1,7 @@
 #include "core/memory.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <bit>
@@ -30,7 +31,20 @@ class Heap : public MemorySource {
   void release(void* block, std::size_t) override { std::free(block); }
   const char* name() const override { return "host memory"; }
   std::size_t left() const override { return available_memory(); }
-  bool takes_pages_late() const override { return true; }
+  std::size_t touched(const void* block, std::size_t bytes) const override {
+    static const std::uintptr_t page = std::uintptr_t(sysconf(_SC_PAGESIZE));
+    const std::uintptr_t at = reinterpret_cast<std::uintptr_t>(block), begin = at / page * page;
+    std::vector<unsigned char> resident((at + bytes - begin + page - 1) / page);
+    if (mincore(reinterpret_cast<void*>(begin), at + bytes - begin, resident.data()) != 0) return bytes;
+    return std::min<std::size_t>(bytes, page * std::size_t(std::count_if(resident.begin(), resident.end(),
+                                                                         [](unsigned char p) { return p & 1; })));
+  }
+  void discard(void* at, std::size_t bytes) override {
+    static const std::uintptr_t page = std::uintptr_t(sysconf(_SC_PAGESIZE));
+    const std::uintptr_t begin = (reinterpret_cast<std::uintptr_t>(at) + page - 1) / page * page;
+    const std::uintptr_t end = (reinterpret_cast<std::uintptr_t>(at) + bytes) / page * page;
+    if (end > begin) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
+  }
   // Reserves address space only: a page takes memory when it is first written.
 #if defined(__SANITIZE_ADDRESS__)
   std::size_t segment_bytes() const override { return 0; }  // every block its own, so that an overrun is seen
@@ -151,6 +165,9 @@ void CachingAllocator::make_room(std::size_t bytes, std::unique_lock<std::mutex>
 
 void CachingAllocator::budget(std::size_t bytes, Pressure relieve) {
   std::lock_guard lock(mutex_);
+  if (bytes && !budget_)
+    for (const auto& [stream, size, at] : free_large_) source_->discard(at, size);
+  if (!bytes) forget_touched(std::size_t(-1), false);
   budget_ = bytes;
   peak_of_data_ = statistics_.data();
   relieve_ = std::move(relieve);
@@ -186,7 +203,10 @@ std::size_t CachingAllocator::kept_for_pools(int stream) const {
 // too little is left.
 void* CachingAllocator::acquire(std::size_t bytes) {
   statistics_.source_calls++;
-  if (bytes >= large && source_->left() < bytes) trim_locked();
+  if (bytes >= large && source_->left() < bytes) {
+    trim_locked();
+    for (const auto& [stream, size, at] : free_large_) source_->discard(at, size);
+  }
   void* block = source_->acquire(bytes);
   if (!block) {
     trim_locked();
@@ -225,6 +245,18 @@ CachingAllocator::Slabs::iterator CachingAllocator::slab_of(void* block) {
 
 void* CachingAllocator::take_large(std::size_t bytes, int stream) {
   auto best = free_large_.lower_bound({stream, bytes, nullptr});
+  if (budget_) {  // pages that are there already come first
+    auto touched = best;
+    while (touched != free_large_.end() && std::get<0>(*touched) == stream &&
+           !pieces_.at(std::get<2>(*touched)).touched)
+      ++touched;
+    if (touched != free_large_.end() && std::get<0>(*touched) == stream) {
+      best = touched;
+    } else if (const std::size_t pages = statistics_.live_bytes + touched_free_ + bytes; pages > budget_) {
+      forget_touched(pages - budget_, true);
+      best = free_large_.lower_bound({stream, bytes, nullptr});
+    }
+  }
   if (best == free_large_.end() || std::get<0>(*best) != stream) {
     std::size_t size = std::max(bytes, source_->segment_bytes());
     auto* segment = static_cast<std::byte*>(acquire(size));
@@ -238,10 +270,12 @@ void* CachingAllocator::take_large(std::size_t bytes, int stream) {
   free_large_.erase(best);
   piece->second.free = false;
   piece->second.use = memory_use();
+  const bool touched = std::exchange(piece->second.touched, false);
+  if (touched) touched_free_ -= bytes;
   if (std::size_t rest = piece->second.bytes - bytes; rest > 0) {
     piece->second.bytes = bytes;
     std::byte* behind = piece->first + bytes;
-    pieces_[behind] = {rest, piece->second.segment, stream, true, Use::other};
+    pieces_[behind] = {rest, piece->second.segment, stream, true, Use::other, touched};
     free_large_.insert({stream, rest, behind});
   }
   return piece->first;
@@ -263,6 +297,7 @@ void CachingAllocator::give(void* block, int stream) noexcept {
     bytes = piece->second.bytes;
     use = piece->second.use;
     if (piece->second.stream >= 0) piece->second.stream = stream;
+    if (budget_) piece->second.touched = true, touched_free_ += bytes;
     give_large(piece);
   }
   statistics_.live_blocks--;
@@ -273,7 +308,8 @@ void CachingAllocator::give(void* block, int stream) noexcept {
 // Joins the free neighbours of its segment that the same stream may use.
 void CachingAllocator::give_large(Pieces::iterator piece) {
   auto joins = [&](Pieces::iterator a, Pieces::iterator b) {
-    return a->second.segment == b->second.segment && a->second.stream == b->second.stream;
+    return a->second.segment == b->second.segment && a->second.stream == b->second.stream &&
+           a->second.touched == b->second.touched;
   };
   if (auto next = std::next(piece); next != pieces_.end() && next->second.free && joins(piece, next)) {
     free_large_.erase({next->second.stream, next->second.bytes, next->first});
@@ -290,6 +326,21 @@ void CachingAllocator::give_large(Pieces::iterator piece) {
   }
   piece->second.free = true;
   free_large_.insert({piece->second.stream, piece->second.bytes, piece->first});
+}
+
+// Free pieces of so many bytes are no longer taken to have pages of their own; discard: because these are given back.
+void CachingAllocator::forget_touched(std::size_t bytes, bool discard) {
+  std::vector<std::byte*> places;
+  for (std::size_t found = 0; const auto& [stream, size, at] : free_large_)
+    if (pieces_.at(at).touched && found < bytes) places.push_back(at), found += size;
+  for (std::byte* at : places) {
+    auto piece = pieces_.find(at);
+    free_large_.erase({piece->second.stream, piece->second.bytes, at});
+    if (discard) source_->discard(at, piece->second.bytes);
+    touched_free_ -= piece->second.bytes;
+    piece->second.touched = false;
+    give_large(piece);  // joins what is alike now
+  }
 }
 
 void CachingAllocator::trim_locked() {
@@ -312,6 +363,7 @@ void CachingAllocator::trim_locked() {
       continue;
     }
     free_large_.erase({piece->second.stream, piece->second.bytes, piece->first});
+    if (piece->second.touched) touched_free_ -= piece->second.bytes;
     pieces_.erase(piece);
     source_->release(it->first, it->second);
     statistics_.reserved_bytes -= it->second;
@@ -379,9 +431,11 @@ void CachingAllocator::reset_peak() {
 
 std::size_t CachingAllocator::left() const {
   const std::size_t left = source_->left();
-  if (left == std::size_t(-1) || source_->takes_pages_late()) return left;
+  if (left == std::size_t(-1)) return left;
   std::lock_guard lock(mutex_);
-  return left + statistics_.reserved_bytes - statistics_.live_bytes;
+  std::size_t free = statistics_.reserved_bytes - statistics_.live_bytes;
+  for (const auto& [stream, bytes, at] : free_large_) free -= bytes - source_->touched(at, bytes);
+  return left + free;
 }
 
 Backend& CachingAllocator::backend_is_gone() const {

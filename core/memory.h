@@ -87,8 +87,11 @@ class MemorySource {
   virtual std::size_t left() const {
     return std::size_t(-1);
   }  // bytes that acquire could still give, at a guess; −1: unknown
-  // A block is address space: left() counts it until it is written to.
-  virtual bool takes_pages_late() const { return false; }
+  // Gives the physical pages of this part of a block back. Its contents are lost; the next write takes pages again.
+  virtual void discard(void* at, std::size_t bytes) { (void)at, (void)bytes; }
+  // How much of a block takes memory; the rest is address space that nobody has written to, and still counted in
+  // left().
+  virtual std::size_t touched(const void* block, std::size_t bytes) const { return (void)block, bytes; }
 };
 
 // The purpose of a block. Code that allocates states it with MemoryUse. The allocator counts the bytes of each use, so
@@ -134,8 +137,9 @@ std::string by_use(const std::array<std::size_t, uses>& bytes);
 // comes from memory of the pool's own, and returns to it, so that nobody else is ever given it and trim() leaves it
 // alone.
 //
-// A budget bounds the bytes that are handed out. When a request would pass it, the pressure callback is asked to give
-// memory back; a request that still does not fit throws Error, naming the smallest budget that would have done.
+// A budget bounds the bytes that are handed out, and of large blocks the pages that they take: free ones return their
+// pages before new ones are touched. When a request would pass it, the pressure callback is asked to give memory back;
+// a request that still does not fit throws Error, naming the smallest budget that would have done.
 //
 // A storage shares the ownership of the allocator that its memory is from, so a tensor may outlive its backend: it
 // still has its elements, and whatever needs the backend throws Error.
@@ -179,6 +183,8 @@ class CachingAllocator : public Counted {
     int stream;  // of whoever held it last; −pool for a piece of a pool
     bool free;
     Use use = Use::other;
+    bool touched =
+        false;  // free, and its pages may have been written to since they were given back; only known under a budget
   };
   using Pieces = std::pmr::map<std::byte*, Piece>;
   using Order = std::tuple<int, std::size_t, std::byte*>;  // stream, size, place
@@ -197,6 +203,7 @@ class CachingAllocator : public Counted {
   Slabs::iterator slab_of(void* block);  // end: it is a large one
   void* take_large(std::size_t bytes, int stream);
   void give_large(Pieces::iterator piece);
+  void forget_touched(std::size_t bytes, bool discard);
   void* acquire(std::size_t bytes);
   void trim_locked();
   std::size_t kept_for_pools(int stream) const;
@@ -212,7 +219,7 @@ class CachingAllocator : public Counted {
   std::pmr::set<Order> free_large_{&bookkeeping_};
   std::unordered_map<std::byte*, std::size_t> segments_;
   int pool_ = 0, pools_ = 0;  // in use; made so far
-  std::size_t budget_ = 0, peak_since_mark_ = 0, peak_of_data_ = 0;
+  std::size_t budget_ = 0, peak_since_mark_ = 0, peak_of_data_ = 0, touched_free_ = 0;
   Pressure relieve_;
   MemoryStatistics statistics_;
 };

@@ -35,6 +35,24 @@ struct Counted4K : MemorySource {  // small segments, so that a few blocks fill 
   std::size_t segment_bytes() const override { return std::size_t{4} << 20; }
 };
 
+TEST(MemoryPool, FreePiecesGiveTheirPagesBackBeforeAHostRunsOut) {
+  struct Scarce : Counted4K {
+    std::size_t& discarded;
+    Scarce(std::size_t& held, std::size_t& d) : Counted4K(held), discarded(d) {}
+    std::size_t left() const override { return std::size_t{1} << 20; }
+    void discard(void*, std::size_t bytes) override { discarded += bytes; }
+  };
+  std::size_t held = 0, discarded = 0;
+  CachingAllocator memory(std::make_unique<Scarce>(held, discarded));
+  constexpr std::size_t mib = std::size_t{1} << 20;
+  memory.give(memory.take(6 * mib));
+  void* part = memory.take(4 * mib);  // of those six
+  EXPECT_EQ(discarded, 0u);
+  void* whole = memory.take(6 * mib);
+  EXPECT_EQ(discarded, 2 * mib);
+  memory.give(part), memory.give(whole);
+}
+
 TEST(MemoryPool, BlocksReturnToThePoolTheyCameFrom) {
   std::size_t held = 0;
   CachingAllocator memory(std::make_unique<Counted4K>(held));
@@ -304,14 +322,18 @@ TEST(StepMemory, UntouchedMemoryIsLeftOnce) {
   struct Known : Limited {  // the heap, of which it is known how much is left
     using Limited::Limited;
     std::size_t segment_bytes() const override { return heap->segment_bytes(); }
-    bool takes_pages_late() const override { return heap->takes_pages_late(); }
+    std::size_t touched(const void* block, std::size_t bytes) const override { return heap->touched(block, bytes); }
   };
   constexpr std::size_t room = std::size_t{1} << 30, size = std::size_t{64} << 20;
   Ref<CachingAllocator> memory(new CachingAllocator(std::make_unique<Known>(room)));
   void *a = memory->take(size), *b = memory->take(size);
   EXPECT_GE(memory->statistics().reserved_bytes, 2 * size);
   EXPECT_NEAR(double(memory->left()), double(room), double(8 << 20)) << "nothing was written";
-  memory->give(b), memory->give(a);
+  std::memset(b, 1, size);
+  memory->give(b);
+  EXPECT_NEAR(double(memory->left()), double(room + size), double(8 << 20))
+      << "what was written and is free may be used again";
+  memory->give(a);
 }
 
 TEST(StepMemory, IsWhatAStepTakes) {

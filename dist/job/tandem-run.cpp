@@ -78,7 +78,7 @@ std::vector<OptionSpec> options_of(Command& c) {
     return OptionSpec{name, help, fallback, set};
   };
   auto slow = [&c](const std::string& v) { c.slow += (c.slow.empty() ? "" : ",") + v; };
-  return {
+  std::vector<OptionSpec> all{
       count("-n", c.ranks, 1, 4096, "ranks on this host"),
       count("-np", c.ranks, 1, 4096, "the same"),
       text("-H", c.host_list, "HOST:RANKS,…: over ssh; the first host has rank 0"),
@@ -92,11 +92,7 @@ std::vector<OptionSpec> options_of(Command& c) {
       count("--servers", c.servers, 0, 1e6, "the last so many ranks are servers only (0: every rank holds a share)",
             "0"),
       text("--pace", c.pace, "MS[:SHAPE]: a step takes so many milliseconds, drawn from a gamma distribution"),
-      {.name = "--slow",
-       .help = "RANK:FACTOR,…: the steps of this rank take so many times as long",
-       .fallback = "",
-       .set = slow,
-       .repeats = true},
+      {"--slow", "RANK:FACTOR,…: the steps of this rank take so many times as long; may be given again", "", slow},
       count("--restart", c.restarts, 0, 1e6,
             "with a parameter server, a rank other than 0 that failed is started again, up to so many times", "0"),
       text("--log-dir", c.logs, "what each rank prints goes to rank-R.log in this folder too"),
@@ -104,13 +100,14 @@ std::vector<OptionSpec> options_of(Command& c) {
       text("--start-timeout", c.start_timeout, "seconds until all ranks have come", "60"),
       text("--on-failure", c.on_failure,
            "stop: the first rank that fails ends all; continue: it does not (default: stop; with a parameter server "
-           "only "
-           "rank 0 ends all)"),
+           "only rank 0 ends all)"),
       text("--ssh", c.ssh, "another command in its place", "ssh"),
       {"--no-bind", "ranks may run on every core (default: each has its share of them, as long as there is one)", "",
        [&c](const std::string&) { c.bind = false; }, true},
       {"--check", "no program: finds the ranks, sends small messages round, and shows what they run on", "",
        [&c](const std::string&) { c.check = true; }, true}};
+  for (OptionSpec& option : all) option.repeats = true;  // the last one counts, behind those of a script
+  return all;
 }
 
 // Where the program stands: behind the options and their values, or behind "--".
