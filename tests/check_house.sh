@@ -11,7 +11,7 @@ while read -r room most; do
   is=$(lines "$room")
   [ "$is" -le "$most" ] || { echo "$room has $is lines of code, more than its ceiling of $most"; wrong=1; }
 done <<'END'
-core 7723
+core 7731
 autograd 4258
 layers 7409
 datasets 2438

@@ -36,12 +36,21 @@ class Builder : public nlohmann::json_sax<nlohmann::json> {
  public:
   Json document;
 
-  bool null() override { return add({}); }
-  bool boolean(bool v) override { return add({.kind = Json::Kind::boolean, .boolean = v}); }
+  bool null() override {
+    add(Json::Kind::null);
+    return true;
+  }
+  bool boolean(bool v) override {
+    add(Json::Kind::boolean).boolean = v;
+    return true;
+  }
   bool number_integer(number_integer_t v) override { return number(double(v)); }
   bool number_unsigned(number_unsigned_t v) override { return number(double(v)); }
   bool number_float(number_float_t v, const string_t&) override { return number(v); }
-  bool string(string_t& v) override { return add({.kind = Json::Kind::text, .text = std::move(v)}); }
+  bool string(string_t& v) override {
+    add(Json::Kind::text).text = std::move(v);
+    return true;
+  }
   bool binary(binary_t&) override { return false; }  // JSON has none
   bool start_object(std::size_t) override { return open(Json::Kind::object); }
   bool start_array(std::size_t) override { return open(Json::Kind::array); }
@@ -60,21 +69,20 @@ class Builder : public nlohmann::json_sax<nlohmann::json> {
   }
 
  private:
-  bool number(double v) { return add({.kind = Json::Kind::number, .number = v}); }
-  bool add(Json v) {
-    next() = std::move(v);
+  bool number(double v) {
+    add(Json::Kind::number).number = v;
     return true;
   }
-  Json& next() {
-    if (open_.empty()) return document;
-    Json& in = *open_.back();
-    return in.is(Json::Kind::object) ? in.members.back().value : in.items.emplace_back();
+  Json& add(Json::Kind kind) {
+    Json& v = open_.empty()                          ? document
+              : open_.back()->is(Json::Kind::object) ? open_.back()->members.back().value
+                                                     : open_.back()->items.emplace_back();
+    v.kind = kind;
+    return v;
   }
   bool open(Json::Kind kind) {
     if (open_.size() >= 100) throw JsonError("nested deeper than 100");
-    Json& v = next();
-    v.kind = kind;
-    open_.push_back(&v);
+    open_.push_back(&add(kind));
     names_.emplace_back();
     return true;
   }

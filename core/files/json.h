@@ -20,9 +20,9 @@ struct Json {
   enum class Kind { null, boolean, number, text, array, object } kind = Kind::null;
   bool boolean = false;
   double number = 0;
-  std::string text = {};
-  std::vector<Json> items = {};          // of an array
-  std::vector<JsonMember> members = {};  // of an object; a name that comes twice is refused
+  std::string text;
+  std::vector<Json> items;          // of an array
+  std::vector<JsonMember> members;  // of an object; a name that comes twice is refused
 
   const Json* find(std::string_view name) const;  // a member, or null
   bool is(Kind k) const { return kind == k; }
