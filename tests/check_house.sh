@@ -16,10 +16,10 @@ autograd 4258
 layers 7409
 datasets 2438
 cuda 2901
-dist 13966
+dist 13943
 examples 1272
 examples/course 1200
-tests 25700
+tests 25691
 END
 if clang-format --version 2>/dev/null | grep -q 'version 14\.'; then
   find core autograd layers datasets cuda dist examples tests -name '*.cpp' -o -name '*.h' -o -name '*.cu' |
