@@ -235,7 +235,7 @@ void MemoryPlan::recorded(Node& node, std::span<const Variable* const> inputs, c
   end_event(node, false, node.flops(), bytes, made);
 }
 
-void MemoryPlan::computed_again(const Tensor& y) {
+void MemoryPlan::output_of_marked(const Tensor& y) {
   if (const int id = follows() ? known(y) : -1; id >= 0) saved(id).marked = false;
 }
 

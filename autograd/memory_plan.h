@@ -96,7 +96,7 @@ class MemoryPlan final : public TapeWatcher, public Keeper {
 
   // ---- what the tape and the storages call --------------------------------------------------------------------------
   void recorded(Node& node, std::span<const Variable* const> inputs, const Tensor& y) override;
-  void computed_again(const Tensor& y) override;
+  void output_of_marked(const Tensor& y) override;
   void before(Node& node) override;
   void after(Node& node) override;
   void bring_back(Storage& storage) override;

@@ -1,7 +1,6 @@
 #include "autograd/node.h"
 
 #include <algorithm>
-#include <deque>
 
 #include "autograd/variable.h"
 #include "core/backend.h"
@@ -150,7 +149,7 @@ void check_inputs(const char* op, const Tensor& x, std::initializer_list<const T
 // so memory is freed in the reverse order of its allocation. Nothing is recursive: a chain of 200,000 operations needs
 // no more stack than one.
 //
-// One pass.
+// Runs one pass at a time; every thread has its own.
 class Engine {
  public:
   void run(const Variable& root, const BackwardOptions& options) {

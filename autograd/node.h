@@ -144,8 +144,8 @@ class TapeWatcher {
   virtual ~TapeWatcher() = default;
   virtual void recorded(Node& node, std::span<const Variable* const> inputs,
                         const Tensor& y) = 0;  // node: on the tape since now
-  virtual void computed_again(
-      const Tensor& y) = 0;             // y: of a module that is marked to be (Module::recompute); it stays
+  // y is the output of a module that is marked to be computed again (Module::recompute). y itself is kept.
+  virtual void output_of_marked(const Tensor& y) = 0;
   virtual void before(Node& node) = 0;  // its backward runs next
   virtual void after(Node& node) = 0;   // and has run; what it saved is still there
 };

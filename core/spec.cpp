@@ -37,7 +37,7 @@ void read_spec(const std::string& text, const std::vector<SpecField>& fields) {
     const std::size_t equals = std::min(item.find('='), item.size());
     std::string key = item.substr(0, equals), value = item.substr(std::min(equals + 1, item.size()));
     auto field = std::find_if(fields.begin(), fields.end(), [&](const SpecField& f) { return f.key == key; });
-    if (field == fields.end() && first && equals == item.size() && !fields.front().expects.empty()) {
+    if (field == fields.end() && first && equals == item.size() && fields.front().bare) {
       field = fields.begin();
       value = std::exchange(key, field->key);
     }

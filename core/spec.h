@@ -1,5 +1,5 @@
-// How strategies, update rules and what they take are written: "name:key=value,key=value". Inside a list of names,
-// '+' joins one to another, as in "ssp:3+ddc-asgd".
+// The text form of strategies and update rules with their options: "name:key=value,key=value". A '+' joins two names,
+// as in "ssp:3+ddc-asgd"; the caller splits them.
 #pragma once
 #include <functional>
 #include <limits>
@@ -15,8 +15,9 @@ namespace tandem {
 // One thing that a name takes.
 struct SpecField {
   std::string key;
-  std::string expects;                                 // "a whole number from 1 to 1e+06"
+  std::string expects;                                 // "a whole number from 1 to 1000000"
   std::function<bool(const std::string& value)> read;  // false: the value is not that
+  bool bare = false;                                   // as the first, its value may stand alone: "local-sgd:8"
 };
 
 // A number in [least, most]; least = above_zero: in (0, most]. `into` outlives the field.
@@ -44,12 +45,15 @@ SpecField switch_field(std::string key, T& into) {
   };
   return {std::move(key), "on or off", read};
 }
+inline SpecField bare(SpecField field) {
+  field.bare = true;
+  return field;
+}
 // A word without a value.
 SpecField word_field(std::string key, std::function<void()> apply);
 
 std::string spec_name(const std::string& text);  // before the first ':' or '+'
-// Reads what stands behind the name. A first value without a key is that of the first field: "local-sgd:8". Throws
-// UsageError, which names the whole text and what the name takes.
+// Reads what stands behind the name. Throws UsageError, which holds the whole text and what the name takes.
 void read_spec(const std::string& text, const std::vector<SpecField>& fields);
 
 }  // namespace tandem

@@ -47,7 +47,7 @@ Variable Module::operator()(const Variable& x) {
     ModeScope<&Mode::recompute, true> marked;
     y = forward(x);
   }
-  if (mode().watcher) mode().watcher->computed_again(y.value());
+  if (mode().watcher) mode().watcher->output_of_marked(y.value());
   return seen(std::move(y));
 }
 

@@ -11,15 +11,15 @@ while read -r room most; do
   is=$(lines "$room")
   [ "$is" -le "$most" ] || { echo "$room has $is lines of code, more than its ceiling of $most"; wrong=1; }
 done <<'END'
-core 7731
-autograd 4258
-layers 7409
+core 7736
+autograd 4256
+layers 7410
 datasets 2438
 cuda 2901
-dist 13943
+dist 13940
 examples 1272
 examples/course 1200
-tests 25691
+tests 25718
 END
 if clang-format --version 2>/dev/null | grep -q 'version 14\.'; then
   find core autograd layers datasets cuda dist examples tests -name '*.cpp' -o -name '*.h' -o -name '*.cu' |

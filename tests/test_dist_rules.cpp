@@ -266,6 +266,7 @@ TEST(Rules, NamesAndConstantsAreChecked) {
   };
   EXPECT_NE(said("adgs").find("ddc-asgd, asgd, asgd-m"), std::string::npos);
   EXPECT_NE(said("ddc-asgd:lamda=1").find("ahead=, clamp=, decay=, lambda=, own=, trust=, clip="), std::string::npos);
+  EXPECT_NE(said("dc-asgd-a:0.5").find("'0.5' is no option"), std::string::npos);
   EXPECT_NE(said("ddc-asgd:lambda").find("lambda is a number"), std::string::npos);
   EXPECT_NE(said("ddc-asgd:lambda=-1"), "");
   EXPECT_NE(said("ddc-asgd:lambda=nan"), "");

@@ -27,7 +27,9 @@
 #include "layers/optim/ema.h"
 #include "layers/optim/flat_parameters.h"
 #include "layers/optim/optimizer.h"
+#include "layers/train/callback.h"
 #include "layers/train/fit.h"
+#include "layers/train/run.h"
 #include "tests/support.h"
 
 using namespace tandem;
@@ -929,6 +931,32 @@ TEST(Recompute, AMarkedModuleHasTheSameGradientsAndStatisticsInLessMemory) {
   EXPECT_EQ(again[0], 0u);
   EXPECT_GT(again[1], 0u);
   EXPECT_LT(double(peak[1]), 0.8 * double(peak[0]));
+}
+
+// fit() makes a plan for it, without a budget.
+TEST(Recompute, FitTrainsAMarkedModuleToTheSameBits) {
+  struct HasPlan : Callback {
+    bool has = false;
+    void step_end(Run& run) override { has = run.memory_plan != nullptr; }
+  };
+  std::vector<double> weights[2];
+  for (const bool marked : {false, true}) {
+    auto backend = reference_backend(1);
+    Dataset data = synthetic({.side = 8, .channels = 3, .train = 96, .test = 16, .seed = 3});
+    Loader train(data.train, {.batch = 16, .seed = 2, .prefetch = 0}, *backend);
+    auto model = make_model("resnet8", 10, 3, 8);
+    (*model).recompute = marked;
+    SGD sgd({.learning_rate = 0.05});
+    auto seen = std::make_shared<HasPlan>();
+    FitOptions o;
+    o.progress = false;
+    o.callbacks = {seen};
+    fit(*model, cross_entropy_loss(), sgd, *backend, {train, nullptr, nullptr}, o);
+    EXPECT_EQ(seen->has, marked);
+    for (auto& [name, parameter] : model->parameters())
+      for (double v : parameter->variable.value().values()) weights[marked].push_back(v);
+  }
+  EXPECT_EQ(weights[0], weights[1]);
 }
 
 // ---- a budget that was accepted -------------------------------------------------------------------------------------

@@ -106,7 +106,7 @@ std::vector<OptionSpec> options_of(Command& c) {
        [&c](const std::string&) { c.bind = false; }, true},
       {"--check", "no program: finds the ranks, sends small messages round, and shows what they run on", "",
        [&c](const std::string&) { c.check = true; }, true}};
-  for (OptionSpec& option : all) option.repeats = true;  // the last one counts, behind those of a script
+  for (OptionSpec& option : all) option.repeats = true;  // the last value counts: a script's may be overridden
   return all;
 }
 
@@ -114,8 +114,7 @@ std::vector<OptionSpec> options_of(Command& c) {
 int program_at(int argc, char** argv, const std::vector<OptionSpec>& options) {
   for (int i = 1; i < argc; i++) {
     const std::string word = argv[i];
-    if (word == "--") return i;
-    if (!word.starts_with("-")) return i;
+    if (word == "--" || !word.starts_with("-")) return i;
     const auto option =
         std::find_if(options.begin(), options.end(), [&](const OptionSpec& o) { return o.name == word; });
     if (option != options.end() && !option->flag) i++;
@@ -128,7 +127,8 @@ Command parse(int argc, char** argv) {
   const std::vector<OptionSpec> options = options_of(c);
   const int at = program_at(argc, argv, options);
   parse_command_line(at, argv, description, options);
-  c.program.assign(argv + std::min(argc, at + (at < argc && std::string(argv[at]) == "--")), argv + argc);
+  const bool dashes = at < argc && std::string(argv[at]) == "--";
+  c.program.assign(argv + at + dashes, argv + argc);
   if (c.check != c.program.empty())
     refuse(c.check ? "--check runs no program" : "which program? tandem-run -n 2 PROGRAM ARGUMENTS");
   if (int(c.ranks > 0) + int(!c.host_list.empty()) + int(!c.host_file.empty()) > 1)

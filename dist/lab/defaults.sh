@@ -21,8 +21,8 @@ run() {
   hosts= strategy=$1
   shift
   case $strategy in *daso* | machines+* | hybrid+*) hosts='--hosts-as 2' ;; esac
-  # shellcheck disable=SC2086
   case $strategy in naive*) program=naive ;; *) program=fashion_mnist ;; esac
+  # shellcheck disable=SC2086
   env ${wire:+TANDEM_WIRE=$wire} "$build/tandem-run" -n 4 $hosts --strategy "$strategy" "$build/$program" --model lenet5 --epochs 4 \
     --threads 1 --metrics "$there/metrics" "$@" >"$there/out" 2>&1
   accuracy=$(sed -n 's/.*test accuracy \([0-9.]* %\).*/\1/p' "$there/out" | head -n 1)

@@ -25,12 +25,12 @@ static std::optional<Asynchrony::Kind> kind_called(const std::string& name) {
   return {};
 }
 
-// What each takes.
+// The options of each kind. The first one is required.
 static std::vector<SpecField> fields_of(Asynchrony& a) {
   using Kind = Asynchrony::Kind;
   switch (a.kind) {
-    case Kind::ssp: return {number_field("steps", a.staleness, 0, 1e9)};
-    case Kind::quorum: return {number_field("workers", a.quorum, 1, 1e9), number_field("grace", a.grace, 0, 1e6)};
+    case Kind::ssp: return {bare(number_field("steps", a.staleness, 0, 1e9))};
+    case Kind::quorum: return {bare(number_field("workers", a.quorum, 1, 1e9)), number_field("grace", a.grace, 0, 1e6)};
     case Kind::ringmaster: return {number_field("R", a.bound, 1, 1e9)};
     case Kind::fedbuff:
     case Kind::rennala: return {number_field("B", a.batch, 1, 1e9)};
@@ -48,8 +48,8 @@ Asynchrony Asynchrony::parse(const std::string& text) {
   } else {
     a.kind = *known;
     read_spec(first, fields_of(a));
-    const bool bare = first == kind && !fields_of(a).empty();
-    if (bare) refuse(text, ": write ", kind, ":", fields_of(a)[0].key, "=NUMBER, ", fields_of(a)[0].expects);
+    if (first == kind && !fields_of(a).empty())
+      refuse(text, ": write ", kind, ":", fields_of(a)[0].key, "=NUMBER, ", fields_of(a)[0].expects);
     if (a.kind == Kind::rennala) a.bound = 1;
     if (plus != std::string::npos)
       a.rule = text.substr(plus + 1);

@@ -54,9 +54,9 @@ AllReduceOptions all_reduce_options(const Setting& setting) {
   const std::string wire = setting("TANDEM_WIRE");
   const std::string kind = spec_name(wire);
   if (kind == "topk") {
-    read_spec(wire, {number_field("share", o.top_k, above_zero, 1)});
+    read_spec(wire, {bare(number_field("share", o.top_k, above_zero, 1))});
   } else if (kind == "powersgd") {
-    read_spec(wire, {number_field("rank", o.power_sgd, 1, 1e9)});
+    read_spec(wire, {bare(number_field("rank", o.power_sgd, 1, 1e9))});
   } else if (wire == "bf16") {
     o.wire = DType::bf16;
   }

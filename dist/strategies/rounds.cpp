@@ -320,24 +320,21 @@ std::optional<RoundSteps> RoundSteps::parse(const std::string& text, const Round
   RoundSteps how = known->second == Kind::outer ? outer : RoundSteps{.kind = known->second};
   const bool late = how.kind == Kind::cocod || how.kind == Kind::elastic;
   how.overlap = late ? until_next_turn : 0;
-  std::optional<std::int64_t> overlap;
-  std::int64_t steps_late = 0;
-  std::vector<SpecField> fields{{"H", "STEPS, from 1, or qsr:ALPHA:STEPS", [&](const std::string& value) {
-                                   const auto every = Interval::parse(value, how.every.steps);
-                                   if (every) how.every = *every;
-                                   return every.has_value();
-                                 }}};
+  std::int64_t overlap = until_next_turn;  // where it is not given
+  auto interval = [&](const std::string& value) {
+    const auto every = Interval::parse(value, how.every.steps);
+    if (every) how.every = *every;
+    return every.has_value();
+  };
+  std::vector<SpecField> fields{bare({"H", "STEPS, from 1, or qsr:ALPHA:STEPS", interval})};
   if (how.kind == Kind::outer) {
     fields.push_back(number_field("momentum", how.momentum, 0, 0.999999));
     fields.push_back(number_field("lr", how.learning_rate, 1e-6, 10));
     fields.push_back(number_field("stream", how.stream, 1, 1e6));
-    fields.push_back(number_field("overlap", steps_late, 0, 1e9));
-    fields.back().read = [&, read = fields.back().read](const std::string& value) {
-      return read(value) && (overlap = steps_late, true);
-    };
+    fields.push_back(number_field("overlap", overlap, 0, 1e9));
   }
   read_spec(text, fields);
-  if (how.kind == Kind::outer) how.overlap = overlap.value_or(how.stream > 1 ? until_next_turn : 0);
+  if (how.kind == Kind::outer) how.overlap = overlap < 0 && how.stream == 1 ? 0 : overlap;
   const std::int64_t turn = how.every.steps / how.stream;
   if (turn < 1) refuse(text, ": ", how.stream, " fragments need at least as many steps in H, not ", how.every.steps);
   if (how.overlap > turn)

@@ -3,6 +3,8 @@
 //   build/tandem-run -n 4 --strategy naive-all-reduce build/naive
 //
 // naive-all-reduce, naive-server, naive-local-sgd:STEPS, naive-outer:H=STEPS, naive-daso and naive-hybrid.
+#include <cstdio>
+
 #include "dist/job/job.h"
 #include "examples/course/cut_softmax/solution.h"
 #include "examples/course/data_parallel/solution.h"
@@ -47,19 +49,17 @@ StrategyMaker naive(const std::string& name) {
 
 int main(int argc, char** argv) {
   return run_program(argc, argv, [&] {
-    Options o = parse_options(
-        argc, argv, "LeNet-5 by a naive strategy: start it with tandem-run --strategy naive-….",
-        {.model = "lenet5", .epochs = 2, .learning_rate = 0.05},
-        {"--data", "--model", "--epochs", "--batch", "--lr", "--seed", "--metrics", "--threads", "--sync-bn"});
+    Options o = parse_options(argc, argv, "Trains a network on Fashion-MNIST by a naive strategy, under tandem-run.");
     auto backend = make_backend(o);
     Dataset data = load_dataset("fashion-mnist", o.data);
-    Loader train(data.train, {.batch = o.batch, .seed = o.seed}, *backend);
-    Loader test(data.test, {.batch = 500, .shuffle = false}, *backend);
-    auto model = make_model(o.model, data.train.classes, 1, 28);
-    SGD sgd({.learning_rate = o.learning_rate, .momentum = 0.9});
+    Loaders loaders(data, o, *backend);
+    auto model = make_model(o.model, data.classes(), data.channels(), data.side());
+    auto optimizer = make_optimizer(o);
     const std::string names =
         "naive-all-reduce, naive-server, naive-local-sgd:STEPS, naive-outer:H=STEPS, naive-daso or naive-hybrid";
     auto strategy = strategy_from_environment({{names, naive}});
-    fit(*model, cross_entropy_loss(), sgd, *backend, {train, nullptr, &test}, fit_options(o), strategy.get());
+    FitReport report = fit(*model, cross_entropy_loss(o.label_smoothing), *optimizer, *backend, loaders, fit_options(o),
+                           strategy.get());
+    if (!report.epochs.empty()) std::printf("test accuracy %.2f %%\n", 100 * *report.epochs.back().test_accuracy);
   });
 }

@@ -171,7 +171,8 @@ void Run::begin() {
         backend, mover_of(options, backend),
         MemoryPlanOptions{.budget = options.memory_budget, .swap = options.swap, .batches = options.accumulate});
   } else if (marks_a_module(model)) {
-    const std::size_t all = backend.memory().left() / 2 + backend.memory().statistics().reserved_bytes;
+    const MemoryStatistics memory = backend.memory().statistics();
+    const std::size_t all = std::min(backend.memory().left(), SIZE_MAX / 2) + memory.live_bytes;  // no other limit
     memory_plan = std::make_unique<MemoryPlan>(
         backend, nullptr, MemoryPlanOptions{.budget = all, .swap = SwapMode::recompute, .batches = options.accumulate});
   }
