@@ -933,12 +933,12 @@ TEST(Recompute, AMarkedModuleHasTheSameGradientsAndStatisticsInLessMemory) {
   EXPECT_LT(double(peak[1]), 0.8 * double(peak[0]));
 }
 
+struct HasPlan : Callback {
+  bool has = false;
+  void step_end(Run& run) override { has = run.memory_plan != nullptr; }
+};
 // fit() makes a plan for it, without a budget.
 TEST(Recompute, FitTrainsAMarkedModuleToTheSameBits) {
-  struct HasPlan : Callback {
-    bool has = false;
-    void step_end(Run& run) override { has = run.memory_plan != nullptr; }
-  };
   std::vector<double> weights[2];
   for (const bool marked : {false, true}) {
     auto backend = reference_backend(1);
