@@ -146,6 +146,10 @@ class Collective : public Work::Operation {
       skip(next_);
       skip(done_);
     }
+    // The last is given up first: what the peer still sends meets the chunk that it is meant for.
+    ~Stream() {
+      while (!under_way.empty()) under_way.pop_back();
+    }
 
     bool over() const { return done_.step == steps_.size(); }
     bool may_begin() const { return next_.step < steps_.size() && under_way.size() < window; }
