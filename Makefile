@@ -87,8 +87,8 @@ plans := $(if $(or $(CUDA_EMPTY),$(filter-out nvcc,$(CUDA_MISSING)),$(filter $(f
 rooms_off := $(if $(ONEDNN_ON),,core/cpu/) $(if $(CUDA_ON),,cuda/) $(if $(NCCL_REASON),dist/collectives/nccl_functions.h) $(if $(UCX_ON),,$(network:.cpp=.h))
 programs_of = $(filter-out $(left_out),$(sort $(wildcard $1)))
 left_out := $(if $(strip $(rooms_off)),$(filter-out $(if $(plans),tests/cuda_plans.cpp),$(shell grep -lE '^\#include "($(call join_by,$(rooms_off),|))' \
-              examples/*.cpp examples/course/*.cpp tests/*.cpp tests/bench/*.cpp 2>/dev/null)))
-examples := $(call programs_of,examples/*.cpp examples/course/naive.cpp)
+              examples/*.cpp tests/*.cpp tests/bench/*.cpp 2>/dev/null)))
+examples := $(call programs_of,examples/*.cpp)
 benches  := $(call programs_of,tests/bench/*.cpp)
 tests    := $(call programs_of,tests/test_*.cpp tests/support*.cpp tests/dumps.cpp tests/op_table.cpp tests/fuzz/targets.cpp)
 gpu_check := $(wildcard tests/gpu/*.cpp) tests/dumps.cpp tests/op_table.cpp# what only a GPU can tell, without GoogleTest
@@ -168,9 +168,7 @@ $(BUILD)/libtandem.a: $(objects) $(BUILD)/link.flags
 	$(call say,ar $@)ar rcs $@ $(objects)
 $(launcher): $(OBJ)/dist/job/tandem-run.o $(BUILD)/libtandem.a
 	$(call say,link $@)$(call link)
-$(filter-out $(launcher) $(BUILD)/naive,$(programs)): $(BUILD)/%: $(OBJ)/examples/%.o $(BUILD)/libtandem.a
-	$(call say,link $@)$(call link)
-$(BUILD)/naive: $(OBJ)/examples/course/naive.o $(BUILD)/libtandem.a
+$(filter-out $(launcher),$(programs)): $(BUILD)/%: $(OBJ)/examples/%.o $(BUILD)/libtandem.a
 	$(call say,link $@)$(call link)
 $(bench_programs): $(BUILD)/bench_%: $(OBJ)/tests/bench/%.o $(BUILD)/libtandem.a
 	$(call say,link $@)$(call link)
@@ -190,7 +188,7 @@ $(BUILD)/fuzz_formats: $(OBJ)/tests/fuzz/libfuzzer.o $(OBJ)/tests/fuzz/targets.o
 .SECONDARY: $(every_object) $(protos:%=$(BUILD)/proto/%.pb.cc)
 
 # ---- Targets ---------------------------------------------------------------------------------------------------------
-.PHONY: all launcher test needs-gtest fuzz libfuzzer bench bench-memory bench-network bench-shared drill strangers experiments-check gpu-check gpu-bundle cuda-plans demo check-deps packages packages-demo install uninstall clean help
+.PHONY: all launcher test course course-programs needs-gtest fuzz libfuzzer bench bench-memory bench-network bench-shared drill strangers experiments-check gpu-check gpu-bundle cuda-plans demo check-deps packages packages-demo install uninstall clean help
 
 all: $(BUILD)/libtandem.a $(programs)
 launcher: $(launcher)# where there is a network library
@@ -204,7 +202,7 @@ test: $(if $(GTEST_ON),$(BUILD)/tandem_tests,needs-gtest) $(BUILD)/libtandem.a $
 needs-gtest:
 	@echo 'make test needs GoogleTest ($(GTEST_STATE)). Try: apt-get install $(GTEST_PACKAGE)' >&2; exit 1
 
-include tests/targets.mk
+include tests/targets.mk examples/course/targets.mk
 
 # The script installs what is missing before it builds, so it runs a make of its own, with the switches given here.
 demo:
@@ -248,6 +246,7 @@ help:
 	@echo 'make gpu-check    what only a machine with a GPU can tell (STAGE=ops, train, bench or memory: a part)'
 	@echo 'make gpu-bundle   the same for another machine: a folder with programs, libraries and data'
 	@echo 'make cuda-plans   which convolutions cuDNN has plans for, on GPUs that are not here'
+	@echo 'make course       checks the exercises of examples/course (N=3: one; SOLUTIONS=1: with the solutions)'
 	@echo 'make demo         from nothing to a trained classifier, in one command'
 	@echo 'make check-deps   what was found, where, and the apt-get line for what is missing'
 	@echo 'make packages     the Debian packages that all of this can use'

@@ -212,8 +212,8 @@ constexpr std::size_t several_parts[] = {1, 2, 3, 4, 6, 8, 11, 16, 23, 32, 45, 6
 
 class Chooser {
  public:
-  Chooser(const IterationRecord& iteration, std::size_t budget, const MemoryMeans& means)
-      : it_(iteration), budget_(budget), means_(means) {
+  Chooser(const IterationRecord& iteration, std::size_t budget, const MemoryMeans& means, const Knapsack& items)
+      : it_(iteration), budget_(budget), means_(means), knapsack_(items) {
     for (std::size_t i = 0; i < it_.saved.size(); i++)
       if (it_.saved[i].saved >= 0 && it_.saved[i].can_leave() && (may_swap() || may_recompute(i)))
         (marked(i) ? marked_ : movable_).push_back(i);
@@ -295,7 +295,7 @@ class Chooser {
       if (items.empty()) return c;
       const std::size_t all = std::accumulate(sizes.begin(), sizes.end(), std::size_t{0}),
                         over = c.forecast.peak - budget_;
-      const std::vector<bool> kept = knapsack(sizes, costs, all > over ? all - over : 0);
+      const std::vector<bool> kept = knapsack_(sizes, costs, all > over ? all - over : 0);
       Fates fates = c.fates;
       for (std::size_t k = 0; k < items.size(); k++)
         if (!kept[k]) fates[items[k]] = means[k];
@@ -365,6 +365,7 @@ class Chooser {
   const IterationRecord& it_;
   const std::size_t budget_;
   const MemoryMeans means_;
+  const Knapsack& knapsack_;
   std::vector<std::size_t> movable_, marked_;
 };
 
@@ -380,11 +381,10 @@ Forecast simulate(const IterationRecord& iteration, std::span<const Fate> fates,
   return Simulation(iteration, fates, budget, means).run();
 }
 
-std::vector<bool> knapsack(std::span<const std::size_t> sizes, std::span<const double> values, std::size_t capacity,
-                           std::size_t units) {
+std::vector<bool> knapsack(std::span<const std::size_t> sizes, std::span<const double> values, std::size_t capacity) {
   std::size_t unit = 0;
   for (std::size_t s : sizes) unit = std::gcd(unit, s);
-  unit = std::max<std::size_t>(1, std::max(unit, (capacity + units - 1) / units));
+  unit = std::max<std::size_t>(1, std::max(unit, (capacity + knapsack_units - 1) / knapsack_units));
   const std::size_t n = sizes.size(), room = capacity / unit;
   std::vector<double> best(room + 1, 0);
   std::vector<std::vector<bool>> taken(n, std::vector<bool>(room + 1));
@@ -400,12 +400,13 @@ std::vector<bool> knapsack(std::span<const std::size_t> sizes, std::span<const d
   return chosen;
 }
 
-MemoryChoice choose_memory(const IterationRecord& iteration, std::size_t budget, const MemoryMeans& means) {
-  return Chooser(iteration, budget, means).best();
+MemoryChoice choose_memory(const IterationRecord& iteration, std::size_t budget, const MemoryMeans& means,
+                           const Knapsack& items) {
+  return Chooser(iteration, budget, means, items).best();
 }
 
 std::size_t smallest_budget(const IterationRecord& iteration, const MemoryMeans& means) {
-  return Chooser(iteration, 0, means).smallest();
+  return Chooser(iteration, 0, means, knapsack).smallest();
 }
 
 }  // namespace tandem

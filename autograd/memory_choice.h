@@ -6,6 +6,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -63,17 +64,20 @@ Forecast simulate(const IterationRecord& iteration, std::span<const Fate> fates,
                   const MemoryMeans& means);
 
 // The 0–1 knapsack: which items to take, so that their sizes sum to at most `capacity` and their values to the most.
-// Counts in units of the sizes' common divisor, so it is exact; where the capacity has more than `units` of them, sizes
-// are rounded up to a coarser one.
-std::vector<bool> knapsack(std::span<const std::size_t> sizes, std::span<const double> values, std::size_t capacity,
-                           std::size_t units = 4096);
+// Counts in units of the sizes' common divisor, so it is exact; where the capacity has more than knapsack_units of
+// them, sizes are rounded up to a coarser one.
+std::vector<bool> knapsack(std::span<const std::size_t> sizes, std::span<const double> values, std::size_t capacity);
+constexpr std::size_t knapsack_units = 4096;
+using Knapsack = std::function<std::vector<bool>(std::span<const std::size_t> sizes, std::span<const double> values,
+                                                 std::size_t capacity)>;
 
 struct MemoryChoice {
   std::vector<Fate> fates;
   Forecast forecast;
   bool fits = false;  // the forecast's peak is within the budget
 };
-MemoryChoice choose_memory(const IterationRecord& iteration, std::size_t budget, const MemoryMeans& means);
+MemoryChoice choose_memory(const IterationRecord& iteration, std::size_t budget, const MemoryMeans& means,
+                           const Knapsack& items = knapsack);
 
 // The least budget with which choose_memory() finds a choice that fits.
 std::size_t smallest_budget(const IterationRecord& iteration, const MemoryMeans& means);

@@ -442,8 +442,8 @@ void MemoryPlan::plan_next() {
   MemoryMeans m = means();
   if (p.made++ < warm_up && m.recompute) m.swap = false;
   p.room = room();
-  MemoryChoice choice = choose_memory(record_, p.room, m);
-  if (!choice.fits) choice = choose_memory(record_, p.room, means());
+  MemoryChoice choice = choose_memory(record_, p.room, m, options_.items);
+  if (!choice.fits) choice = choose_memory(record_, p.room, means(), options_.items);
   adopt(std::move(choice));
 }
 

@@ -52,6 +52,7 @@ struct MemoryPlanOptions {
   SwapMode swap = SwapMode::automatic;
   std::size_t smallest = std::size_t{64} << 10;  // smaller tensors stay
   int batches = 1;                               // steps of the plan to an update (--accumulate)
+  Knapsack items = knapsack;                     // or one of your own
 };
 
 class MemoryPlan final : public TapeWatcher, public Keeper {

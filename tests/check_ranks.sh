@@ -60,10 +60,6 @@ says 2 'start as many on every host' "$build/tandem-run" -n 3 --hosts-as 2 --str
 says 2 "DASO's option bf16" env TANDEM_WIRE=bf16 "$build/tandem-run" -n 2 --hosts-as 2 --strategy hybrid+daso $(train)
 says 2 "the hybrid cannot be joined with 'easgd:8'" "$build/tandem-run" -n 2 --strategy hybrid+easgd:8 $(train)
 says 2 'sample is a number above 0' "$build/tandem-run" -n 2 --strategy hybrid:sample=2 $(train)
-for strategy in all-reduce hybrid local-sgd:4 outer:H=8 server; do  # the course's solutions
-  says 0 "2 ranks, naive-${strategy%:*}:" "$build/tandem-run" -n 2 --strategy naive-$strategy $(train | sed 's/fashion_mnist/naive/')
-  once 'test accuracy'
-done
 # Ranks whose steps are made to take 50 ms, one of them twice as long, under any strategy: 20 steps of both take 2 s.
 for strategy in all-reduce local-sgd:4; do
   says 0 'stopped after step 20' "$build/tandem-run" -n 2 --strategy $strategy --pace 50:0 --slow 1:2 $(train) --stop-after 20 --metrics "$there/paced"
@@ -75,8 +71,6 @@ for strategy in daso:B=4,W=1,warm-up=0,cool-down=0 daso:faithful; do
   says 0 "4 ranks, ${strategy%%:*}" $two_hosts $strategy $(train)
   once 'test accuracy'
 done
-says 0 '4 ranks, naive-daso' $two_hosts naive-daso:warm-up=0,cool-down=0 $(train | sed 's/fashion_mnist/naive/')
-once 'test accuracy'
 says 0 '3 ranks, daso' "$build/tandem-run" -n 3 --strategy daso $(train)  # one host
 says 0 'stopped after step 20' $two_hosts daso:warm-up=0 $(train) --checkpoint "$there/daso" --stop-after 20
 says 0 'test accuracy' $two_hosts daso:warm-up=0 $(train) --resume "$there/daso"
@@ -87,9 +81,7 @@ once 'epoch 1/1'
 # A strategy of a program's own has a name, and the settings of others are refused.
 says 2 'choose all-reduce; ' "$build/tandem-run" -n 2 --strategy gossipp "$build/own_strategy" --data synthetic
 says 2 'is for a parameter server' "$build/tandem-run" -n 2 --servers 1 --strategy gossip "$build/own_strategy" --data synthetic
-for s in 'gossip own_strategy' 'naive-local-sgd:8 naive'; do  # every strategy stops when it is asked to
-  says 124 '(SIGTERM)' timeout -s TERM 3 "$build/tandem-run" -n 2 --strategy ${s% *} "$build/${s#* }" --data synthetic --model lenet5 --epochs 100000
-done
+says 124 '(SIGTERM)' timeout -s TERM 3 "$build/tandem-run" -n 2 --strategy gossip "$build/own_strategy" --data synthetic --model lenet5 --epochs 100000
 says 2 'it has no statistics over all ranks' "$build/tandem-run" -n 2 --strategy local-sgd:8 "$build/fashion_mnist" --data synthetic --sync-bn
 # What two ranks began three go on with, and then one.
 says 0 'test accuracy' "$build/tandem-run" -n 2 $(train) --batch 48 --checkpoint "$there/run"

@@ -17,8 +17,8 @@
 #include "core/files/json.h"
 #include "dist/strategies/all_reduce.h"
 #include "dist/strategies/reducer.h"
-#include "examples/course/data_parallel/solution.h"
 #include "layers/models/models.h"
+#include "tests/naive.h"
 #include "tests/replicas.h"
 
 namespace tandem::test {

@@ -7,8 +7,8 @@
 #include <limits>
 
 #include "dist/strategies/all_reduce.h"
-#include "examples/course/local_steps/solution.h"
 #include "tests/host_ranks.h"
+#include "tests/naive.h"
 #include "tests/replicas.h"
 
 namespace tandem::test {

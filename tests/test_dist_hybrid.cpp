@@ -8,11 +8,10 @@
 #include "dist/strategies/hybrid.h"
 #include "dist/strategies/machine_share.h"
 #include "dist/strategies/parameter_server.h"
-#include "examples/course/cut_softmax/solution.h"
-#include "examples/course/local_steps/solution.h"
 #include "layers/export/torch_weights.h"
 #include "layers/train/confusion_matrix.h"
 #include "tests/host_ranks.h"
+#include "tests/naive.h"
 #include "tests/slices.h"
 #include "tests/twin.h"
 

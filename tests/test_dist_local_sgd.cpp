@@ -10,7 +10,6 @@
 #include "dist/lab/simulator.h"
 #include "dist/strategies/all_reduce.h"
 #include "dist/strategies/rounds.h"
-#include "examples/course/local_steps/solution.h"
 #include "layers/train/checkpoint.h"
 #include "tests/replicas.h"
 
@@ -195,16 +194,6 @@ TEST(LocalSgd, StepsOfTheirOwnAreALoopByHand) {
           const auto got = trained(n, "local-sgd:" + std::to_string(steps), o, {.bucket_bytes = 4096});
           EXPECT_LE(furthest(got[0].weights, want), tolerance) << name << ", " << n << " ranks, " << steps << " steps";
         }
-}
-
-TEST(LocalSgd, IsTheNaiveOne) {
-  for (int n : {2, 3}) {
-    const OwnLoop o{.global_batch = 42, .steps = 13, .optimizer = usual_sgd};
-    const auto naive = test::on_ranks(
-        n, [](std::unique_ptr<Communicator> ranks) { return std::make_unique<NaiveLocalSgd>(std::move(ranks), 3); },
-        [&](Strategy& s, Ended& run) { train<Plain>(s, run, o); }, {.deadline = 30});
-    EXPECT_LE(furthest(naive[0].weights, trained(n, "local-sgd:3", o, {.bucket_bytes = 4096})[0].weights), 1e-12);
-  }
 }
 
 TEST(LocalSgd, BatchNormLeavesWeightsAsByHandAndStatisticsMerged) {

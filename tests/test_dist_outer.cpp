@@ -2,8 +2,8 @@
 #include <gtest/gtest.h>
 
 #include "dist/strategies/rounds.h"
-#include "examples/course/local_steps/solution.h"
 #include "layers/train/checkpoint.h"
+#include "tests/naive.h"
 #include "tests/replicas.h"
 
 namespace tandem::test {

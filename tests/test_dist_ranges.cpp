@@ -10,9 +10,9 @@
 #include "dist/strategies/machine_share.h"
 #include "dist/strategies/parameter_server.h"
 #include "dist/strategies/rounds.h"
-#include "examples/course/data_parallel/solution.h"
 #include "layers/export/torch_weights.h"
 #include "layers/train/checkpoint.h"
+#include "tests/naive.h"
 #include "tests/slices.h"
 #include "tests/twin.h"
 

@@ -49,7 +49,7 @@ struct Room {
 
   Room(int n, const InProcessOptions& o) : sides(std::size_t(n)), options(o) {}
   ~Room() {
-    if (options.outcome) *options.outcome = {messages, faulty};
+    if (options.outcome) *options.outcome = {messages, faulty, waits_for};
   }
   Side& of(int rank) { return sides[std::size_t(rank)]; }
   void notify(int rank) {
@@ -95,6 +95,7 @@ struct Room {
   InProcessOptions options;
   std::int64_t messages = 0;
   int faulty = -1, failed_rank = -1;
+  std::vector<int> waits_for;
   std::string failed;  // why the job has failed; empty: it has not
 };
 
@@ -211,7 +212,11 @@ class InProcessWire : public Wire {
   }
   void fail(int culprit, const std::string& text) override {
     std::lock_guard lock(room_->mutex);
-    if (room_->failed.empty()) room_->failed = text, room_->failed_rank = culprit;
+    if (room_->failed.empty()) {
+      room_->failed = text;
+      room_->failed_rank = culprit;
+      for (const Room::Side& s : room_->sides) room_->waits_for.push_back(s.edge.waits_for);
+    }
     room_->notify_all();
   }
   std::vector<int> survivors() override {

@@ -38,7 +38,8 @@ struct InProcessOptions {
 // Filled in when the last communicator is gone.
 struct Outcome {
   std::int64_t messages = 0;
-  int faulty = -1;  // the rank that the fault hit
+  int faulty = -1;                  // the rank that the fault hit
+  std::vector<int> waits_for = {};  // after a failure: the rank that each rank waited for then; −1: for nobody
 };
 
 std::vector<std::unique_ptr<Communicator>> in_process(int ranks, const InProcessOptions& options = {});

@@ -11,8 +11,7 @@ build=${BUILD:-build}
   hybrid hybrid:sample=0.5 hybrid+daso hybrid+ddc-asgd \
   ddc-asgd asgd asgd-m sa-asgd delay-adaptive rescaled gap-aware dc-asgd-c dc-asgd-a dc-asgd-k dana-slim dana-dc delayed-nesterov \
   bsp ssp:4 quorum:3 ringmaster:R=4 fedbuff:B=4 rennala:B=4 machines+ddc-asgd machines+bsp \
-  outer:H=20+quorum:3 outer:H=20+asgd outer:H=20+delayed-nesterov outer:H=20+delay-adaptive outer:H=20+rescaled \
-  naive-all-reduce naive-local-sgd:8 naive-outer:H=20 naive-daso naive-server naive-hybrid
+  outer:H=20+quorum:3 outer:H=20+asgd outer:H=20+delayed-nesterov outer:H=20+delay-adaptive outer:H=20+rescaled
 there=$(mktemp -d)
 trap 'rm -rf "$there"' EXIT
 few=0
@@ -21,9 +20,8 @@ run() {
   hosts= strategy=$1
   shift
   case $strategy in *daso* | machines+* | hybrid+*) hosts='--hosts-as 2' ;; esac
-  case $strategy in naive*) program=naive ;; *) program=fashion_mnist ;; esac
   # shellcheck disable=SC2086
-  env ${wire:+TANDEM_WIRE=$wire} "$build/tandem-run" -n 4 $hosts --strategy "$strategy" "$build/$program" --model lenet5 --epochs 4 \
+  env ${wire:+TANDEM_WIRE=$wire} "$build/tandem-run" -n 4 $hosts --strategy "$strategy" "$build/fashion_mnist" --model lenet5 --epochs 4 \
     --threads 1 --metrics "$there/metrics" "$@" >"$there/out" 2>&1
   accuracy=$(sed -n 's/.*test accuracy \([0-9.]* %\).*/\1/p' "$there/out" | head -n 1)
   : "${accuracy:=$(grep -q 'not finite' "$there/out" && echo diverged || tail -n 1 "$there/out" | tr '|' ' ')}"

@@ -23,7 +23,7 @@ class ByServers : public Method {
         synchronous_(how.kind == Asynchrony::Kind::bsp),
         of_means_(how.of_means()),
         ring_(ring),
-        rule_(make_rule(how.rule)),
+        rule_(s.rule(how.rule)),
         service_(*rule_, s.flat().values, learning_rate_scales(s.flat()), s.workers(),
                  {.how = how, .momentum = s.momentum(), .learning_rate = [&s](std::int64_t) { return s.rate(); }}),
         exchanges_(std::size_t(s.workers())),
@@ -82,7 +82,7 @@ class ByServers : public Method {
   Simulation& s_;
   bool synchronous_, of_means_, ring_;
   double looks_at_ = 0;  // ShardService::due(), for which a visit is under way
-  std::unique_ptr<Rule> rule_;
+  std::shared_ptr<const Rule> rule_;
   ShardService service_;
   std::vector<ExchangeId> exchanges_;  // of each worker, the last
   std::vector<Tensor> sent_;           // the weights that it was sent
@@ -193,12 +193,14 @@ class Local : public Method {
 
 }  // namespace
 
-int vectors_of_a_worker(const std::string& text, int workers) {
+int vectors_of_a_worker(const SimulatorOptions& options) {
+  const std::string& text = options.strategy;
   if (const auto rounds = text.find('+') == text.npos ? RoundSteps::parse(text) : std::nullopt) {
     if (rounds->every.alpha > 0 || rounds->stream > 1)
       refuse(text,
              ": the simulator's workers make a fixed number of steps between exchanges of the whole vector: "
              "give H alone");
+    if (options.rule) refuse(text, " has no server that a rule could work for");
     return rounds->kind == Local::Kind::cocod ? 3 : 2;
   }
   if (text != "all-reduce" && !Asynchrony::is_one(text))
@@ -206,8 +208,8 @@ int vectors_of_a_worker(const std::string& text, int workers) {
            "': choose all-reduce, local-sgd:STEPS, post-local-sgd:STEPS, cocod-sgd:STEPS, easgd:STEPS, ",
            "outer:H=STEPS, ", Asynchrony::forms());
   const auto how = Asynchrony::parse(text == "all-reduce" ? "bsp" : text);
-  how.check_workers(text, workers);
-  const auto keeps = make_rule(how.rule)->keeps();
+  how.check_workers(text, options.cluster.workers);
+  const auto keeps = (options.rule ? options.rule : make_rule(how.rule))->keeps();
   // What it was sent, always; with bsp and a quorum its gradient, until enough are there.
   return 1 + how.of_means() + keeps.square_avg + keeps.own;
 }

@@ -42,6 +42,9 @@ class Simulation {
   bool is_active(int worker) const { return !machines_[std::size_t(worker)].left; }
   double now() const { return now_; }
   double momentum() const { return given_.momentum; }
+  std::shared_ptr<const Rule> rule(const std::string& name) const {
+    return options_.rule ? options_.rule : make_rule(name);
+  }
   void clip(double norm) { decays_.clip_norm = norm; }  // gradients; 0: they are not
   const FlatParameters& flat() const { return flat_; }
   bool past_first_decay() const;
@@ -136,6 +139,6 @@ class Simulation {
 std::unique_ptr<Method> make_method(Simulation& s, const std::string& strategy);
 // Vectors as long as the weights that a strategy keeps for each worker. Throws UsageError for a strategy that there is
 // not.
-int vectors_of_a_worker(const std::string& strategy, int workers);
+int vectors_of_a_worker(const SimulatorOptions& options);
 
 }  // namespace tandem

@@ -239,15 +239,14 @@ void check_simulation(const SimulatorOptions& options) {
       refuse("worker ", worker, " is to be slower: there are workers 0 to ", c.workers - 1);
   if (!(options.evaluate_every > 0))
     refuse("an evaluation every ", options.evaluate_every, " epochs: expected a number above 0");
-  vectors_of_a_worker(options.strategy, c.workers);
+  vectors_of_a_worker(options);
 }
 
 SimulatorReport simulate(Module& model, const Loss& loss, const SGDOptions& sgd, Backend& backend, const FitData& data,
                          const SimulatorOptions& options) {
   check_simulation(options);
   if (sgd.nesterov) refuse("Nesterov's momentum needs the next weights at once: the update rules have none");
-  Simulation simulation(model, loss, sgd, backend, data, options,
-                        vectors_of_a_worker(options.strategy, options.cluster.workers));
+  Simulation simulation(model, loss, sgd, backend, data, options, vectors_of_a_worker(options));
   const auto method = make_method(simulation, options.strategy);
   return simulation.run(*method);
 }

@@ -7,7 +7,9 @@
 // servers take no time; this simplification is ours.
 #pragma once
 #include <map>
+#include <memory>
 
+#include "dist/server/rules.h"
 #include "layers/train/fit.h"
 
 namespace tandem {
@@ -25,6 +27,7 @@ struct SimulatorOptions {
   // post-local-sgd:H, cocod-sgd:H, easgd:H and outer:H=…, whose workers make H steps of their own between two
   // exchanges.
   std::string strategy = "ddc-asgd";
+  std::shared_ptr<const Rule> rule = {};  // one of your own, in place of that of an asynchronous strategy
   VirtualCluster cluster = {};
   int epochs = 1;          // of all workers together
   Schedule schedule = {};  // by pictures applied, as on the server

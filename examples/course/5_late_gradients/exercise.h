@@ -1,0 +1,28 @@
+#pragma once
+#include "examples/course/course.h"
+
+namespace tandem::course {
+
+// A gradient g, computed at the weights `sent`, arrives when the shard's weights are w.
+inline void asgd(std::span<double> w, std::span<const double> g, double rate) { not_written(); }
+inline void delay_compensated(std::span<double> w, std::span<const double> g, std::span<const double> sent, double rate,
+                              double lambda) {
+  not_written();
+}
+
+// A rule of your own. delay: how many other gradients were applied since `sent`.
+inline void own_rule(std::span<double> w, std::span<const double> g, std::span<const double> sent, double rate,
+                     double delay) {
+  not_written();
+}
+
+// A shard of the server: it holds weights, and what it last sent to each worker.
+class Shard {
+ public:
+  Shard(const Numbers& w, int workers) {}
+  Numbers pull(int worker) { not_written(); }
+  // Applies this worker's gradient, delay compensated.
+  void push(int worker, const Numbers& g, double rate, double lambda) { not_written(); }
+};
+
+}  // namespace tandem::course

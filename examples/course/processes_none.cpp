@@ -1,0 +1,8 @@
+// Linked where there is no network library.
+#include "examples/course/check.h"
+
+namespace tandem::course {
+
+std::unique_ptr<Communicator> process_ranks() { return nullptr; }
+
+}  // namespace tandem::course

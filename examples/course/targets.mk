@@ -1,0 +1,23 @@
+# `make course`: builds and checks the exercises of examples/course; included by the Makefile.
+#   N=3             one exercise
+#   SOLUTIONS=1     with the solutions in place of what was written
+#   BODY=FILE       with N: another file in place of exercise.h
+#   JSON=1          a line of JSON for each exercise
+exercises := $(sort $(notdir $(patsubst %/check.cpp,%,$(wildcard examples/course/$(N)*/check.cpp))))
+BODY      ?= examples/course/%/$(if $(SOLUTIONS),solution,exercise).h
+checked   := $(exercises:%=$(BUILD)/course/%-$(notdir $(basename $(BODY))))
+shared    := $(OBJ)/examples/course/check.o $(OBJ)/examples/course/processes$(if $(UCX_ON),,_none).o
+
+course:
+	+@$(MAKE) --no-print-directory --keep-going course-programs || true
+	@sh examples/course/run.sh $(if $(JSON),--json) $(checked)
+course-programs: $(checked)
+# $(BUILD)/course/3_ring-exercise: the check of 3_ring with exercise.h. What does not compile leaves no program behind.
+define course_program
+$(BUILD)/course/$1-$(notdir $(basename $(BODY))): examples/course/$1/check.cpp $(subst %,$1,$(BODY)) $(shared) $(BUILD)/libtandem.a
+	@rm -f $$@ && mkdir -p $$(@D)
+	$$(call say,$(CXX) $$<)$$(filter-out -Werror,$$(compile)) -O0 -Wno-unused-parameter -DBODY='"$(subst %,$1,$(BODY))"' -MMD -MP -MF $$@.d -c $$< -o $$@.o
+	$$(call say,link $$@)$$(CXX) $$(strip $$(FLAGS) $$(CXXFLAGS) $$(LDFLAGS)) $$@.o $$(filter %.o %.a,$$^) $$(strip $$(LIBS) $$(LDLIBS)) -o $$@
+-include $(shared:.o=.d) $(BUILD)/course/$1-$(notdir $(basename $(BODY))).d
+endef
+$(foreach e,$(exercises),$(eval $(call course_program,$e)))
