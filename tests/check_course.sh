@@ -25,7 +25,7 @@ cat >"$there/mistakes" <<'END'
 6_local_steps | s/2 \* waited/waited/ | count 2W times
 7_cut_softmax | /all_reduce(buffer(sums))/d | over this rank's classes only
 7_cut_softmax | /all_reduce(buffer(d.dx))/d | the share of this rank's classes
-8_memory | s/std::max(best\[i\]\[r\], best\[i\]/std::max(best[i][r], best[i + 1]/ | it
+8_memory | s/std::max(best\[i\]\[r\], best\[i\]/std::max(best[i][r], best[i + 1]/ | A tensor is kept once
 END
 while IFS='|' read -r exercise change hint <&3; do
   exercise=${exercise% } hint=${hint# }

@@ -37,8 +37,9 @@ void knapsack_is_right() {
     expect(sum == right,
            "room " + std::to_string(room) + ": " + std::to_string(sum) +
                " bytes of the sizes 11, 3, 4, 2 are kept, and " + std::to_string(right) + " would fit",
-           sum > room ? "What is kept must fit."
-                      : "The largest first is not the best: try for each tensor both to keep it and not to.");
+           sum > room
+               ? "What is kept must fit."
+               : "A tensor is kept once or not at all, and the largest first is not the best: try both for each.");
   }
   for (int round = 0; round < 200; round++) {
     std::vector<std::size_t> bytes;
