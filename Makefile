@@ -126,7 +126,7 @@ ifneq ($(compiling),)
   $(call stamp,$(BUILD)/std.h,$(call join_by,$(std:%=$(hash)include<%>),$(newline)))
   $(call stamp,$(BUILD)/kernel.flags,$(CXX_NAME) $(CUDA_VERSION) $(kernel))
   $(call stamp,$(BUILD)/link.flags,$(CXX_NAME) $(LDFLAGS) $(LIBS) $(LDLIBS) $(objects))
-  $(shell mkdir -p $(sort $(dir $(every_object))))
+  $(shell mkdir -p $(sort $(dir $(every_object))) $(OBJ)/examples/course)
 endif
 
 # What arranges, parses and prints is no faster for -O3 (its kernels excepted, whose rule comes first), only slower to build.
