@@ -77,8 +77,8 @@ Variable dropout(const Variable& x, double p, std::uint32_t layer) {
   bool known = m.samples.defined() && m.samples.numel() == x.size(0);
   float keep_scale = float(1 / (1 - p));
   const bool loop = m.step_state.defined();  // which counts steps and epochs; otherwise calls take the epochs' place
-  if (loop && layer != by_call && !m.draws.first_of(layer))
-    layer = by_call;  // another call of the module: another mask
+  // Another call of the module: another mask
+  if (loop && layer != by_call && !m.draws.first_of(layer)) layer = by_call;
   std::uint32_t call = 0;
   if (!loop || layer == by_call) call = static_cast<std::uint32_t>(m.draws.unnumbered++);
   if (loop && layer == by_call) layer += call;

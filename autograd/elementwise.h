@@ -85,8 +85,8 @@ Variable elementwise(const Op& op, const Variable& x) {
 
 // ---- two inputs, broadcast as in NumPy: f(a, b), and da(g, a, b) and db(g, a, b), the gradients of a and of b -------
 // Both inputs are saved, unless the functor says `from = From::nothing`: the gradient of both is then g (addition).
-void check_pair(const char* op, const Variable& a,
-                const Variable& b);  // throws unless both are on one backend, of one type
+// Throws unless both are on one backend, of one type
+void check_pair(const char* op, const Variable& a, const Variable& b);
 // Sums `full` down to `shape`, over the axes along which that was stretched.
 void sum_to(const Tensor& full, const Shape& shape, Tensor& out, bool add);
 

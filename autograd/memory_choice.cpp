@@ -182,8 +182,8 @@ using Fates = std::vector<Fate>;
 // deep nets with sublinear memory cost).
 Fates cut_in_parts(const IterationRecord& it, std::size_t parts) {
   const std::size_t n = it.saved.size();
-  std::vector<std::size_t> last(n), crossing(n + 2),
-      before(n + 1);  // last reader of each; bytes across the cut before each; made before each
+  // Last reader of each; bytes across the cut before each; made before each
+  std::vector<std::size_t> last(n), crossing(n + 2), before(n + 1);
   for (std::size_t i = 0; i < n; i++)
     if (it.saved[i].recompute >= 0)
       for (int source : it.saved[i].sources) last[at(source)] = i;

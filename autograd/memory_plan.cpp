@@ -263,9 +263,9 @@ int MemoryPlan::remember(const Node& node, std::span<const Variable* const> inpu
   const Recomputation* how =
       options_.swap == SwapMode::off || options_.swap == SwapMode::swap ? nullptr : recomputation_of(node);
   if (!how || !y.defined() || y.bytes() != y.storage()->bytes()) return -1;
+  // It shares an input's memory
   for (const Variable* v : inputs)
-    if (v->defined() && v->value().storage().pointer() == y.storage().pointer())
-      return -1;  // it shares an input's memory
+    if (v->defined() && v->value().storage().pointer() == y.storage().pointer()) return -1;
   auto made = std::make_unique<Made>(Made{how, node.attributes(), {}, node.flops(), y.writes().now(), node.where()});
   std::vector<int> entries;
   for (int i : how->inputs) {
@@ -344,8 +344,8 @@ void MemoryPlan::gone(Storage& storage) noexcept {
   const int id = storage.kept_as();
   Entry& e = at(id);
   SavedRecord& s = saved(id);
-  if (e.at == At::leaving || e.at == At::outside || e.at == At::returning)
-    mover_->forget(e.copy);  // waits for a copy under way
+  // Waits for a copy under way
+  if (e.at == At::leaving || e.at == At::outside || e.at == At::returning) mover_->forget(e.copy);
   const bool resident = e.at != At::outside && e.at != At::nowhere;
   if (e.at == At::returning)
     storage.give_back(e.block);

@@ -85,13 +85,11 @@ class MemoryPlan final : public TapeWatcher, public Keeper {
     bool planned = false;                               // it went by a plan, to the end
   };  // seconds and stall of a step that was not timed: those of the last one that was
   const Measured& measured() const { return measured_; }
-  const MemoryChoice* choice() const {
-    return plan_ ? &plan_->choice : nullptr;
-  }                                                         // for steps as the last one; null: no plan yet
+  // For steps as the last one; null: no plan yet
+  const MemoryChoice* choice() const { return plan_ ? &plan_->choice : nullptr; }
   bool settled() const { return plan_ && plan_->settled; }  // the last step went by a plan that is not changed any more
-  const IterationRecord& record() const {
-    return record_;
-  }                            // of the last step; without times where these were not read
+  // Of the last step; without times where these were not read
+  const IterationRecord& record() const { return record_; }
   MemoryMeans means() const;   // what may be chosen, copies at the measured rates
   std::string report() const;  // one line
 
@@ -203,8 +201,8 @@ class MemoryPlan final : public TapeWatcher, public Keeper {
   const std::unique_ptr<Mover> mover_;
   const MemoryPlanOptions options_;
   const std::thread::id thread_;
-  const std::unique_ptr<Follower>
-      clock_;  // the device's; null: work is done when calls return, or the device cannot tell
+  // The device's; null: work is done when calls return, or the device cannot tell
+  const std::unique_ptr<Follower> clock_;
   bool active_ = false, returns_ = false;  // within a step; at its end, when all that is away returns
   TapeWatcher* outer_ = nullptr;
 

@@ -94,8 +94,8 @@ GradientSlot::Destination GradientSlot::destination(Backend& backend, const Shap
     g = Tensor(backend, shape, dtype);
     return {&g, false};
   }
-  if (!g.unique())
-    g = g.clone();  // somebody else reads these bytes: a residual join handed the same gradient to two inputs
+  // Somebody else reads these bytes: a residual join handed the same gradient to two inputs
+  if (!g.unique()) g = g.clone();
   return {&g, true};
 }
 

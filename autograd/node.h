@@ -142,8 +142,8 @@ class Recorder;  // autograd/recorder.h
 class TapeWatcher {
  public:
   virtual ~TapeWatcher() = default;
-  virtual void recorded(Node& node, std::span<const Variable* const> inputs,
-                        const Tensor& y) = 0;  // node: on the tape since now
+  // node: on the tape since now
+  virtual void recorded(Node& node, std::span<const Variable* const> inputs, const Tensor& y) = 0;
   // y is the output of a module that is marked to be computed again (Module::recompute). y itself is kept.
   virtual void output_of_marked(const Tensor& y) = 0;
   virtual void before(Node& node) = 0;  // its backward runs next

@@ -39,8 +39,8 @@ Variable neg(const Variable& x);
 Variable sin(const Variable& x);
 Variable cos(const Variable& x);
 Variable clamp(const Variable& x, double low, double high);
-Variable scale(const Variable& x, double factor,
-               double shift = -0.0);                 // factor·x + shift; adding −0 leaves the sign of a zero
+// factor·x + shift; adding −0 leaves the sign of a zero
+Variable scale(const Variable& x, double factor, double shift = -0.0);
 Variable div_by(const Variable& x, double divisor);  // x / divisor, correctly rounded: scale(x, 1 / divisor) is not
 Variable power(const Variable& x, double exponent);
 Variable cast(const Variable& x, DType dtype);
@@ -97,8 +97,8 @@ Variable pad_shortcut(const Variable& x, int stride, std::int64_t widen);
 Variable pad(const Variable& x, int axis, std::int64_t before, std::int64_t after, double value = 0);
 
 // ---- matrices (matrix.cpp) ------------------------------------------------------------------------------------------
-Variable matmul(const Variable& a,
-                const Variable& b);  // […,m,k]·[…,k,n]; the axes before are batches, and broadcast as in NumPy
+// […,m,k]·[…,k,n]; the axes before are batches, and broadcast as in NumPy
+Variable matmul(const Variable& a, const Variable& b);
 // y[N, out] = relu?(x[N, in]·w[out, in]ᵀ + bias[out]); bias may be an empty Variable.
 Variable linear(const Variable& x, const Variable& w, const Variable& bias = {}, bool relu = false);
 
@@ -164,8 +164,8 @@ TopKResult topk(const Variable& x, std::int64_t k, int axis = -1, bool largest =
 // Over all elements; x and target have one shape.
 Variable mse_loss(const Variable& x, const Variable& target);  // (x − t)²
 Variable l1_loss(const Variable& x, const Variable& target);   // |x − t|
-Variable huber_loss(const Variable& x, const Variable& target,
-                    double delta = 1);                                // d²/2 up to |d| = δ, then δ·(|d| − δ/2)
+// d²/2 up to |d| = δ, then δ·(|d| − δ/2)
+Variable huber_loss(const Variable& x, const Variable& target, double delta = 1);
 Variable bce_with_logits(const Variable& x, const Variable& target);  // −t·log σ(x) − (1 − t)·log(1 − σ(x))
 // Mean over rows of −Σ_c q_c·log_softmax(x)_c, q = (1−ε)·onehot + ε/classes. labels i32 [rows]. correct, if given, is
 // incremented by the number of rows whose largest logit is the label.

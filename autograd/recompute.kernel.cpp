@@ -141,8 +141,8 @@ const Recomputation* recomputation_of(const Node& node) {
   static const std::map<std::type_index, Recomputation> known = known_operations();
   const auto found = known.find(typeid(node));
   if (found == known.end()) return nullptr;
-  if (found->second.compute == average_pool_again && node.shape.rank() != 4)
-    return nullptr;  // over all pixels: a window of two sides
+  // Over all pixels: a window of two sides
+  if (found->second.compute == average_pool_again && node.shape.rank() != 4) return nullptr;
   return &found->second;
 }
 

@@ -341,9 +341,8 @@ Variable rsqrt(const Variable& x) { return elementwise(Rsqrt{}, x); }
 Variable reciprocal(const Variable& x) { return elementwise(Reciprocal{}, x); }
 Variable square(const Variable& x) { return elementwise(Square{}, x); }
 Variable abs(const Variable& x) { return elementwise(Abs{}, x); }
-Variable neg(const Variable& x) {
-  return elementwise(Affine{-1, -0.0}, x);
-}  // adding −0 changes nothing, not even 0's sign
+// Adding −0 changes nothing, not even 0's sign
+Variable neg(const Variable& x) { return elementwise(Affine{-1, -0.0}, x); }
 Variable sin(const Variable& x) { return elementwise(Sin{}, x); }
 Variable cos(const Variable& x) { return elementwise(Cos{}, x); }
 Variable clamp(const Variable& x, double low, double high) {

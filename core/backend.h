@@ -43,9 +43,8 @@ class Backend {
 
   const std::string& name() const { return name_; }  // "reference", "cpu", "cuda"
   virtual std::string description() const = 0;       // device and library versions, one line
-  virtual std::vector<std::string> libraries() const {
-    return {};
-  }  // files of those libraries that this process has loaded
+  // Files of those libraries that this process has loaded
+  virtual std::vector<std::string> libraries() const { return {}; }
   CachingAllocator& memory() { return *memory_; }
   int threads() const { return threads_; }          // host threads per parallel region; 1 on devices
   virtual bool on_device() const { return false; }  // false: pointers may be read by the host

@@ -11,10 +11,10 @@ namespace tandem {
 struct Batch {
   Tensor images;  // [b, H, W, C], f32 or bf16, normalised, on the training backend
   Tensor labels;  // i32 [b]
-  Tensor
-      other_labels;  // i32 [b], with mixup: image i is `share` of a picture of labels[i] and the rest of one of these
-  double share = 1;  // at least one half, the same for the whole batch
-  Tensor samples;    // i32 [b]: which picture of the set each is, to address random numbers by
+  // i32 [b], with mixup: image i is `share` of a picture of labels[i] and the rest of one of these
+  Tensor other_labels;
+  double share = 1;        // at least one half, the same for the whole batch
+  Tensor samples;          // i32 [b]: which picture of the set each is, to address random numbers by
   std::int64_t index = 0;  // of this batch in its epoch, from 0
   std::int64_t epoch = 0;
   std::int64_t global = 0;  // pictures in this batch over all ranks: b / global is this rank's weight; 0: one rank

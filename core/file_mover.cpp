@@ -144,8 +144,8 @@ class FileMover : public Mover {
       moved_.push_back({&lane == &out_, c.bytes, end - seconds, end});
       lane.bytes += double(c.bytes);
       lane.seconds += seconds;
-      if (lane.seconds > 1)
-        lane.bytes /= 2, lane.seconds /= 2;  // the rate of the last second or two: disks change theirs
+      // The rate of the last second or two: disks change theirs
+      if (lane.seconds > 1) lane.bytes /= 2, lane.seconds /= 2;
       c.error = std::move(error);
       c.busy = false;
       changed_.notify_all();

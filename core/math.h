@@ -24,8 +24,8 @@ TANDEM_HD inline float exponential(float x) {
   p = p * r + 0.5f;
   p = p * r + 1.f;
   p = p * r + 1.f;
-  std::int32_t k = static_cast<std::int32_t>(n),
-               half = k >> 1;  // in two factors, so that denormals and infinity come out
+  // In two factors, so that denormals and infinity come out
+  std::int32_t k = static_cast<std::int32_t>(n), half = k >> 1;
   float result = p * std::bit_cast<float>((half + 127) << 23) * std::bit_cast<float>((k - half + 127) << 23);
   return x == x ? result : x;
 }

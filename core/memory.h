@@ -78,15 +78,13 @@ class MemorySource {
   virtual void* acquire(std::size_t bytes) = 0;
   virtual void release(void* block, std::size_t bytes) = 0;
   virtual const char* name() const = 0;
-  virtual std::size_t segment_bytes() const {
-    return std::size_t{64} << 20;
-  }  // large blocks are cut from pieces this big
+  // Large blocks are cut from pieces this big
+  virtual std::size_t segment_bytes() const { return std::size_t{64} << 20; }
   // What is left and who else has some, for the message when there is no more: "0.4 GiB of 80 GiB are free". Empty:
   // unknown.
   virtual std::string state() const { return {}; }
-  virtual std::size_t left() const {
-    return std::size_t(-1);
-  }  // bytes that acquire could still give, at a guess; −1: unknown
+  // Bytes that acquire could still give, at a guess; −1: unknown
+  virtual std::size_t left() const { return std::size_t(-1); }
   // Gives the physical pages of this part of a block back. Its contents are lost; the next write takes pages again.
   virtual void discard(void* at, std::size_t bytes) { (void)at, (void)bytes; }
   // How much of a block takes memory; the rest is address space that nobody has written to, and still counted in
@@ -183,8 +181,8 @@ class CachingAllocator : public Counted {
     int stream;  // of whoever held it last; −pool for a piece of a pool
     bool free;
     Use use = Use::other;
-    bool touched =
-        false;  // free, and its pages may have been written to since they were given back; only known under a budget
+    // Free, and its pages may have been written to since they were given back; only known under a budget
+    bool touched = false;
   };
   using Pieces = std::pmr::map<std::byte*, Piece>;
   using Order = std::tuple<int, std::size_t, std::byte*>;  // stream, size, place

@@ -36,9 +36,8 @@ class Mover {
   virtual std::string wait(CopyId id) = 0;   // for it. What went wrong (a full disk); empty: nothing
   virtual void forget(CopyId id) = 0;        // its room outside is free again; waits for a copy under way
   virtual double now() = 0;                  // seconds, by the clock in which copies take their time
-  virtual void ran(double flops, double bytes) {
-    (void)flops, (void)bytes;
-  }  // an operation has run: for a virtual clock
+  // An operation has run: for a virtual clock
+  virtual void ran(double flops, double bytes) { (void)flops, (void)bytes; }
   virtual MoverRates rates() const = 0;
   // What has been moved since the last call, for a trace. A device is waited for.
   virtual std::vector<Moved> moved() { return std::exchange(moved_, {}); }

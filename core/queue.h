@@ -27,16 +27,15 @@ class Queue {
   // recording, which the waiting queue becomes part of; work that is queued there has to be waited for in turn before
   // the recording ends.
   virtual void fork(Event& event) { mark(event); }
-  virtual void wait(
-      Event& event) = 0;  // work queued here from now on runs after the event's last mark; the host does not wait
+  // Work queued here from now on runs after the event's last mark; the host does not wait
+  virtual void wait(Event& event) = 0;
   // Copies between device memory and memory from Backend::pinned(). Both must stay until an event marked after the copy
   // is done.
   virtual void fetch(void* pinned, const void* device, std::size_t bytes) = 0;
   virtual void send(void* device, const void* pinned, std::size_t bytes) = 0;
   virtual void* handle() = 0;  // the cudaStream_t; makes its device the calling thread's. Null where there is none
-  virtual std::unique_ptr<Follower> follower() {
-    return nullptr;
-  }  // of a trace: when the device does what is queued here
+  // Of a trace: when the device does what is queued here
+  virtual std::unique_ptr<Follower> follower() { return nullptr; }
 };
 
 }  // namespace tandem

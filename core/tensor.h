@@ -68,8 +68,8 @@ class Tensor {
   }
 
   Tensor slice(std::int64_t begin, std::int64_t end) const;  // rows [begin, end) of the first axis; shares memory
-  Tensor range(std::int64_t begin,
-               const Shape& shape) const;    // shape.numel() elements from flat position begin; shares memory
+  // shape.numel() elements from flat position begin; shares memory
+  Tensor range(std::int64_t begin, const Shape& shape) const;
   Tensor reshape(const Shape& shape) const;  // another shape with the same numel(); shares memory
   Tensor cast(DType dtype) const;            // returns itself when the type is the same
   Tensor clone() const;

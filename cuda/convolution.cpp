@@ -170,8 +170,8 @@ struct Convolution::State {
       return std::min(first, replay.milliseconds());
     } catch (const Error&) {
       cudaGetLastError();  // it stays set otherwise, and the next launch would be blamed
-      CUDA_CHECK(cudaStreamSynchronize(grid.stream),
-                 key.text());  // a device that has failed is no matter of one engine
+      // A device that has failed is no matter of one engine
+      CUDA_CHECK(cudaStreamSynchronize(grid.stream), key.text());
       return {};
     }
   }

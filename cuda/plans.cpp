@@ -138,8 +138,8 @@ Descriptor convolution(const PlanKey& key, const Descriptor& x, const Descriptor
 // y = x + b or, without b, y = relu(x).
 Descriptor pointwise(const Descriptor& x, const Descriptor* b, const Descriptor& y) {
   const cudnnPointwiseMode_t mode = b ? CUDNN_POINTWISE_ADD : CUDNN_POINTWISE_RELU_FWD;
-  const cudnnNanPropagation_t nan =
-      CUDNN_PROPAGATE_NAN;  // asked for; whether an engine does so is tried (convolution.cpp)
+  // Asked for; whether an engine does so is tried (convolution.cpp)
+  const cudnnNanPropagation_t nan = CUDNN_PROPAGATE_NAN;
   Descriptor p(CUDNN_BACKEND_POINTWISE_DESCRIPTOR), op(CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR);
   p.set(CUDNN_ATTR_POINTWISE_MODE, CUDNN_TYPE_POINTWISE_MODE, &mode)
       .set(CUDNN_ATTR_POINTWISE_MATH_PREC, CUDNN_TYPE_DATA_TYPE, &arithmetic);

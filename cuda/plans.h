@@ -42,8 +42,8 @@ struct PlanKey {
   ConvShape shape;
   DType type;  // of all tensors: the heuristics offer no engine for f32 filter gradients, or an f32 bias, of narrower
                // pictures
-  bool bias = false,
-       relu = false;  // the graph ends with y = relu?(y + bias); they offer none for a ReLU without a bias
+  // The graph ends with y = relu?(y + bias); they offer none for a ReLU without a bias
+  bool bias = false, relu = false;
   Alignments alignment = {};
   bool add = false;  // a gradient is added to what is there
   static PlanKey of(Pass pass, const ConvShape& s, DType type, const Operands& o, bool relu = false);

@@ -23,8 +23,8 @@ std::vector<std::int32_t> shuffled(std::int64_t n, std::uint64_t seed, std::int6
 
 Cut::Cut(std::int64_t pictures, std::int64_t batch, int world, bool drop_last)
     : pictures_(pictures), batch_(batch), world_(world) {
-  bool left_out =
-      drop_last || batch < 2 * world - 1;  // it may lack world − 1 pictures, and lends no more than batch − world
+  // It may lack world − 1 pictures, and lends no more than batch − world
+  bool left_out = drop_last || batch < 2 * world - 1;
   batches = left_out ? pictures / batch : (pictures + batch - 1) / batch;
   if (pictures < world) batches = 0;
   if (left_out) pictures_ = batches * batch;
@@ -275,8 +275,8 @@ Batch Loader::make(std::int64_t epoch, std::int64_t index) {
     if (made.epoch == epoch && made.index == index) return made;
   }
   Batch made = make_here(epoch, index);
-  if (options_.prefetch > 0 && !std::exchange(made_one_, true))
-    allocate();  // a memory budget counts the one made ahead from the first on
+  // A memory budget counts the one made ahead from the first on
+  if (options_.prefetch > 0 && !std::exchange(made_one_, true)) allocate();
   return made;
 }
 

@@ -27,8 +27,8 @@ struct Augment {
   int pad_crop = 0;   // surround with this many black pixels, then cut the old size out of it at random
   bool flip = false;  // mirror left and right, with probability one half
   int cutout = 0;     // side of a square around a random pixel that is set to the mean (DeVries and Taylor 2017)
-  bool reflect =
-      false;  // with pad_crop: surround with the picture's own reflection, which leaves out its edge, not with black
+  // With pad_crop: surround with the picture's own reflection, which leaves out its edge, not with black
+  bool reflect = false;
   bool alternate = false;  // with flip: mirrored in every other epoch instead, which half of them first is drawn once
 
   // The usual recipe for pictures of this side: 4 pixels up to 32 × 32, an eighth of the side above, and flips.

@@ -134,8 +134,8 @@ int main(int argc, char** argv) {
     const Pictures test = o.data == "synthetic" ? split(data.test, 200, o.seed).second : data.test;
     const Looks looks(test, {.batch = std::min<std::int64_t>(2000, test.count()), .dtype = o.dtype, .shuffle = false},
                       *backend);
-    if (backend->on_device())
-      Attempt(o, o.seed, *backend, training).run(training, looks, 8, false);  // plans are made, memory finds its place
+    // Plans are made, memory finds its place
+    if (backend->on_device()) Attempt(o, o.seed, *backend, training).run(training, looks, 8, false);
     double right = 0, squares = 0, seconds = 0;
     int reached = 0;
     for (int i = 0; i < runs; i++) {

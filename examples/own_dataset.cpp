@@ -32,8 +32,8 @@ Pictures shapes(const char* name, int count, std::uint64_t seed) {
     draw(std::uint32_t(i), seed, pixels.data() + std::size_t(i) * side * side);
     labels.push_back(i % kinds);
   }
-  return in_memory(name, pixels, {count, side, side, 1}, labels,
-                   kinds);  // copied; mean and standard deviation are measured
+  // Copied; mean and standard deviation are measured
+  return in_memory(name, pixels, {count, side, side, 1}, labels, kinds);
 }
 
 int main(int argc, char** argv) {

@@ -48,8 +48,8 @@ int main(int argc, char** argv) {
         flat.zero_gradients();
         flat.backward(loss, double(batch.size()) / double(batch.over_ranks()));  // this rank's share of the mean
         sgd.learning_rate(o.learning_rate * schedule.factor(double(at.step), per_epoch * double(o.epochs), per_epoch));
-        strategy->step(sgd,
-                       loss);  // throws NotFinite when the loss or a gradient is none; the weights are then as before
+        // Throws NotFinite when the loss or a gradient is none; the weights are then as before
+        strategy->step(sgd, loss);
         sums.loss += loss.item() * double(batch.size()), sums.samples += double(batch.size());
         at.step++;
       }
@@ -61,8 +61,8 @@ int main(int argc, char** argv) {
       std::printf("epoch %d: loss %.3f, test accuracy %.2f %%\n", int(at.epoch), sums.loss / sums.samples,
                   100 * e.accuracy);
       if (o.checkpoint.empty()) continue;
-      strategy->synchronize(Strategy::Shared::optimizer, flat,
-                            sgd);  // under a parameter server: the momentum, from where it is
+      // Under a parameter server: the momentum, from where it is
+      strategy->synchronize(Strategy::Shared::optimizer, flat, sgd);
       save_checkpoint(file, {flat, sgd}, at);
     }
     strategy->end();

@@ -8,8 +8,8 @@
 using namespace tandem;
 
 struct SignStep {
-  const StepState*
-      state;  // what varies from step to step: learning rate, scale of the gradients, whether to apply this step
+  // What varies from step to step: learning rate, scale of the gradients, whether to apply this step
+  const StepState* state;
   const float* g;
   float *v, *w;
   void operator()(std::int64_t i) const {

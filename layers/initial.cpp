@@ -130,8 +130,8 @@ void draw(const Initial& how, const Shape& shape, std::uint64_t seed, std::int64
     case Initial::Kind::trunc_normal: {
       require(how.low < how.high && how.std > 0, "trunc_normal: no numbers between ", how.low, " and ", how.high);
       double low = (how.low - how.value) / how.std, high = (how.high - how.value) / how.std;
-      const double sign =
-          low + high > 0 ? -1 : 1;  // the left tail keeps its digits: mirrored where the right one is meant
+      // The left tail keeps its digits: mirrored where the right one is meant
+      const double sign = low + high > 0 ? -1 : 1;
       if (sign < 0) std::tie(low, high) = std::pair(-high, -low);
       const double from = normal_below(low), to = normal_below(high);
       return each([=](std::int64_t k) {

@@ -45,8 +45,8 @@ class Block {
 
   void run() {
     Block* before = std::exchange(now(), this);
-    std::memset(shared_begin, 0xff,
-                std::size_t(shared_end - shared_begin));  // NaN: what this block has not written shows
+    // NaN: what this block has not written shows
+    std::memset(shared_begin, 0xff, std::size_t(shared_end - shared_begin));
     for (std::size_t t = 0; t < threads_.size(); t++) prepare(threads_[t].context, stacks().data() + t * stack);
     std::vector<std::size_t> turn(threads_.size());
     for (std::size_t t = 0; t < turn.size(); t++) turn[t] = t;

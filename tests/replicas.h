@@ -97,8 +97,8 @@ void train(Strategy& strategy, Ended& run, const OwnLoop& o) {
                 {.batch = o.global_batch, .seed = 5, .rank = strategy.rank(), .world = strategy.size(), .prefetch = 0},
                 *backend);
   Model model;
-  FlatParameters flat(model, *backend, 100 + std::uint64_t(strategy.rank()), {},
-                      DType::f64);  // begin() makes them equal
+  // begin() makes them equal
+  FlatParameters flat(model, *backend, 100 + std::uint64_t(strategy.rank()), {}, DType::f64);
   const auto optimizer = o.optimizer();
   optimizer->clip_norm = o.clip;
   optimizer->bind(flat);

@@ -179,8 +179,8 @@ TEST_P(CpuKernels, BatchNormBehindConvolution) {
       backend->batch_norm(s, y, nullptr, gamma, beta, rm, rv, out, mean, inverse);
       const Norm want = norm_forward(s, y.values(), nullptr, ones, zeros, zeros, ones);
       const std::string what = std::to_string(c.c_in) + " channels" + (changed ? ", changed" : "");
-      const double near =
-          type == DType::bf16 ? 1e-2 : 1e-5;  // the sums are of f32 values, before they are rounded to bf16
+      // The sums are of f32 values, before they are rounded to bf16
+      const double near = type == DType::bf16 ? 1e-2 : 1e-5;
       expect_near(mean.values(), want.mean, near, what + " mean");
       expect_near(inverse.values(), want.inverse, near, what + " inverse standard deviation", 0);
       expect_near(rv.values(), want.running_variance, 2 * near, what + " running variance", 0);

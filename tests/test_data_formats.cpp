@@ -596,8 +596,8 @@ TEST(RealFiles, DamagedIdxAndCifarFilesAreRefused) {
   }
   auto plain = open_bytes(fashion / "t10k-labels-idx1-ubyte.gz", source)->read_all();
   save(dir.file("labels"), plain);
-  expect_damage_to_be_seen(dir.file("labels"), dir.file("copy"), idx(1), 0, 8,
-                           64);  // the header, which has no spare bit
+  // The header, which has no spare bit
+  expect_damage_to_be_seen(dir.file("labels"), dir.file("copy"), idx(1), 0, 8, 64);
 
   // Pixels have no checksum; a label has bounds.
   auto records = [&](const fs::path& p) {

@@ -18,7 +18,6 @@
 #include "dist/strategies/all_reduce.h"
 #include "dist/strategies/reducer.h"
 #include "layers/models/models.h"
-#include "tests/naive.h"
 #include "tests/replicas.h"
 
 namespace tandem::test {
@@ -49,17 +48,6 @@ TEST(AllReduce, RanksTogetherAreOneMachine) {
       same_bits(runs);
       EXPECT_LE(furthest(runs[0].weights, whole.weights), tolerance) << n << " ranks, " << steps << " steps";
     }
-  }
-}
-
-TEST(AllReduce, IsTheNaiveOne) {
-  for (int n : {2, 3, 5}) {
-    auto naive = test::on_ranks(
-        n, [](std::unique_ptr<Communicator> ranks) { return std::make_unique<NaiveAllReduce>(std::move(ranks)); },
-        [](Strategy& s, Ended& run) { train<Odd>(s, run, 42, 12, 0.5); }, {.deadline = 30});
-    auto real = on_ranks(n, [](Strategy& s, Ended& run) { train<Odd>(s, run, 42, 12, 0.5); }, {.bucket_bytes = 8192});
-    same_bits(naive);
-    EXPECT_LE(furthest(real[0].weights, naive[0].weights), 1e-12) << n << " ranks";
   }
 }
 

@@ -18,8 +18,6 @@
 namespace tandem::test {
 namespace {
 
-using Options = SlicedClassifier::Options;
-
 struct Net : Module {
   Linear& fc1 = child<Linear>("fc1", 64, 32, true, true);
   Linear& fc2;
@@ -36,8 +34,7 @@ struct Between {
 
 // Ranks as threads, `hosts` times `here` of them.
 using Body = std::function<void(Strategy&, int rank)>;
-std::vector<std::string> on_hosts(int here, int hosts, const Options& options, const Body& body,
-                                  const Between& between = {}) {
+std::vector<std::string> on_hosts(int here, int hosts, double sample, const Body& body, const Between& between = {}) {
   const int n = here * hosts;
   auto grouped = [&] {
     std::vector<std::unique_ptr<Communicator>> all;
@@ -53,11 +50,9 @@ std::vector<std::string> on_hosts(int here, int hosts, const Options& options, c
   const auto weights = DasoOptions::parse(naive ? between.how.substr(6) : between.how);
   return ranks_say(n, [&](int r) {
     const auto at = std::size_t(r);
-    const auto layer = std::make_shared<SlicedClassifier>(std::move(layers[at]), options);
+    const auto layer = std::make_shared<SlicedClassifier>(std::move(layers[at]), sample);
     std::unique_ptr<Strategy> strategy;
-    if (between.how == "all-reduce" && options.loss) {
-      strategy = std::make_unique<NaiveAllReduce>(std::move(ranks[at]), layer);
-    } else if (between.how == "all-reduce") {
+    if (between.how == "all-reduce") {
       strategy = all_reduce(std::move(ranks[at]), {.bucket_bytes = 8192, .wire = between.wire, .classifier = layer});
     } else if (weights) {
       strategy = naive ? naive_daso(daso_ranks.of(r), *weights, layer)
@@ -87,10 +82,10 @@ struct Case {
   int classes = 10, here = 2, hosts = 1;
   std::string optimizer = "sgd";
   double smoothing = 0;
-  bool bias = true, naive = false;
+  bool bias = true;
   std::string text() const {
     return std::to_string(classes) + " classes over " + std::to_string(here) + " × " + std::to_string(hosts) + ", " +
-           optimizer + (naive ? ", naive" : "");
+           optimizer;
   }
 };
 
@@ -111,21 +106,17 @@ TEST(Hybrid, TrainsAsOneMachine) {
                           {.here = 2, .hosts = 2, .optimizer = "adamw"},
                           {.here = 3, .optimizer = "lars", .bias = false},
                           {.classes = 4, .here = 4}};
-  for (Case c : cases) {
+  for (const Case& c : cases) {
     auto backend = reference_backend(1);
     Strategy one;
     const Seen plain = trained(one, c, *backend);
     EXPECT_GT(plain.norms[0], 0.2) << "clipped";
-    for (bool naive : {true, false}) {
-      c.naive = naive;
-      std::vector<Seen> seen(std::size_t(c.here * c.hosts));
-      all_well(on_hosts(c.here, c.hosts, {.loss = naive ? naive_sliced_loss : decltype(Options::loss){}},
-                        [&](Strategy& s, int r) {
-                          auto mine = reference_backend(1);
-                          seen[std::size_t(r)] = trained(s, c, *mine);
-                        }));
-      for (const Seen& s : seen) same(s, plain, 1e-11, 1e-10, c.text());
-    }
+    std::vector<Seen> seen(std::size_t(c.here * c.hosts));
+    all_well(on_hosts(c.here, c.hosts, 1, [&](Strategy& s, int r) {
+      auto mine = reference_backend(1);
+      seen[std::size_t(r)] = trained(s, c, *mine);
+    }));
+    for (const Seen& s : seen) same(s, plain, 1e-11, 1e-10, c.text());
   }
 }
 
@@ -168,7 +159,7 @@ TEST(Hybrid, BetweenHostsAnyStrategyMayCarryTheSlices) {
   for (auto [classes, here, hosts] : {std::tuple{10, 2, 2}, {7, 3, 2}, {10, 2, 3}, {10, 1, 2}}) {
     auto of = [&, classes = classes, here = here, hosts = hosts](const std::string& how) {
       std::vector<Numbers> all(std::size_t(here * hosts));
-      all_well(on_hosts(here, hosts, {},
+      all_well(on_hosts(here, hosts, 1,
                         [&](Strategy& s, int r) { all[std::size_t(r)] = epochs_of(s, classes, r / here); },
                         {.how = how}));
       for (const Numbers& one : all)
@@ -193,7 +184,7 @@ TEST(Hybrid, OnDevicesIsAsOnTheHost) {
     auto on = [&](bool device) {
       std::vector<Seen> seen(4);
       testing::internal::CaptureStderr();
-      all_well(on_hosts(2, 2, {},
+      all_well(on_hosts(2, 2, 1,
                         [&](Strategy& s, int r) {
                           std::unique_ptr<Backend> backend = reference_backend(1);
                           if (device) {
@@ -260,17 +251,15 @@ Step step_of(Strategy& s, const Forward& forward, std::int64_t classes = 10, dou
 void same_step(const Forward& forward, std::int64_t classes = 10) {
   Strategy one;
   const Step want = step_of(one, forward, classes);
-  for (bool naive : {true, false})
-    for (int here : {2, 3}) {
-      std::vector<Step> got(static_cast<std::size_t>(here));
-      all_well(on_hosts(here, 1, {.loss = naive ? naive_sliced_loss : decltype(Options::loss){}},
-                        [&](Strategy& s, int r) { got[std::size_t(r)] = step_of(s, forward, classes); }));
-      for (const Step& g : got) {
-        EXPECT_NEAR(g.loss, want.loss, 1e-12) << here;
-        EXPECT_EQ(g.correct, want.correct) << here << " ranks" << (naive ? ", naive" : "");
-        EXPECT_TRUE(close("gradients", g.gradients, want.gradients, 1e-11));
-      }
+  for (int here : {2, 3}) {
+    std::vector<Step> got(static_cast<std::size_t>(here));
+    all_well(on_hosts(here, 1, 1, [&](Strategy& s, int r) { got[std::size_t(r)] = step_of(s, forward, classes); }));
+    for (const Step& g : got) {
+      EXPECT_NEAR(g.loss, want.loss, 1e-12) << here;
+      EXPECT_EQ(g.correct, want.correct) << here << " ranks";
+      EXPECT_TRUE(close("gradients", g.gradients, want.gradients, 1e-11));
     }
+  }
 }
 
 TEST(Hybrid, CountsAndMixesAsOneMachine) {
@@ -287,7 +276,7 @@ TEST(Hybrid, CountsAndMixesAsOneMachine) {
 TEST(Hybrid, OfEqualLogitsTheFirstIsTheLargest) {
   for (int label : {0, 1, 5, 9}) {
     std::vector<double> right(3);
-    all_well(on_hosts(3, 1, {}, [&](Strategy& s, int r) {
+    all_well(on_hosts(3, 1, 1, [&](Strategy& s, int r) {
       right[std::size_t(r)] =
           step_of(s, [&](Module& model, const Loss& loss, const Rows&, Backend& b, Tensor* correct) {
             for (auto& [name, p] : model.parameters()) Tensor(p->variable.value()).fill(0);
@@ -310,7 +299,7 @@ TEST(Hybrid, ASampledStepIsTheSoftmaxOverTheSampledClasses) {
   for (double smoothing : {0.0, 0.1})
     for (double sample : {0.1, 0.5, 1.0}) {
       std::vector<Step> got(3);
-      all_well(on_hosts(3, 1, {.sample = sample},
+      all_well(on_hosts(3, 1, sample,
                         [&](Strategy& s, int r) { got[std::size_t(r)] = step_of(s, once, classes, smoothing); }));
       const Numbers& g = got[0].gradients;
       ASSERT_GT(g.size(), std::size_t(classes));
@@ -361,7 +350,7 @@ TEST(Hybrid, EvaluatesAndPredictsAsThePlainModel) {
   const Numbers want = seen(one);
   for (auto [here, hosts] : {std::pair{2, 1}, {3, 1}, {2, 2}}) {
     std::vector<Numbers> got(std::size_t(here * hosts));
-    all_well(on_hosts(here, hosts, {}, [&](Strategy& s, int r) { got[std::size_t(r)] = seen(s); }));
+    all_well(on_hosts(here, hosts, 1, [&](Strategy& s, int r) { got[std::size_t(r)] = seen(s); }));
     for (const Numbers& g : got) EXPECT_TRUE(close("confusion matrix, loss, accuracy", g, want, 1e-6));
   }
 }
@@ -395,12 +384,12 @@ TEST(Hybrid, ARunGoesOnWithAnyNumberOfRanks) {
   o.resume = std::exchange(o.checkpoint, "");
   for (auto [here, hosts, stop] : {std::tuple{4, 1, 8}, {3, 1, 11}, {2, 2, 17}}) {
     o.stop_after = stop;
-    all_well(on_hosts(here, hosts, {}, [&](Strategy& s, int) { run(s, o); }));
+    all_well(on_hosts(here, hosts, 1, [&](Strategy& s, int) { run(s, o); }));
     EXPECT_EQ(position_in(folder.file("run/last.safetensors")).step, stop);
   }
   o.stop_after = 0;
   std::vector<Numbers> got(3);
-  all_well(on_hosts(3, 1, {}, [&](Strategy& s, int r) { got[std::size_t(r)] = run(s, o); }));
+  all_well(on_hosts(3, 1, 1, [&](Strategy& s, int r) { got[std::size_t(r)] = run(s, o); }));
   for (const Numbers& g : got) EXPECT_TRUE(close("loss, accuracy and weights", g, want, 1e-4));
   // From the same checkpoint, without a step: the same bytes.
   std::vector<std::string> files;
@@ -412,7 +401,7 @@ TEST(Hybrid, ARunGoesOnWithAnyNumberOfRanks) {
     if (here == 1)
       body(one, 0);
     else
-      all_well(on_hosts(here, 1, {}, body));
+      all_well(on_hosts(here, 1, 1, body));
     files.push_back(contents(o.import_export.export_torch)), files.push_back(contents(o.import_export.export_onnx));
   }
   EXPECT_GT(files[0].size() * files[1].size(), 0u);
@@ -443,7 +432,7 @@ TEST(Hybrid, AsynchronousMachinesEvaluateSaveAndGoOn) {
   for (auto [here, hosts, how] :
        {std::tuple{2, 2, "asgd-m"}, {3, 2, "ddc-asgd"}, {2, 3, "ssp:1+dc-asgd-a"}, {2, 2, "all-reduce"}}) {
     std::vector<Numbers> got(std::size_t(here * hosts));
-    all_well(on_hosts(here, hosts, {}, [&](Strategy& s, int r) { got[std::size_t(r)] = run(s, o); }, {.how = how}));
+    all_well(on_hosts(here, hosts, 1, [&](Strategy& s, int r) { got[std::size_t(r)] = run(s, o); }, {.how = how}));
     for (const Numbers& g : got) EXPECT_EQ(g, got[0]) << how << ": all ranks end with the same model";
     EXPECT_EQ(position_in(folder.file("run/last.safetensors")).epoch, o.epochs) << how;
     Net plain;
@@ -458,7 +447,7 @@ TEST(Hybrid, AsynchronousMachinesEvaluateSaveAndGoOn) {
   o = quiet(4);
   o.checkpoint = folder.file("stopped");
   o.stop_after = 13;
-  all_well(on_hosts(2, 2, {}, [&](Strategy& s, int) { run(s, o); }, {.how = "asgd"}));
+  all_well(on_hosts(2, 2, 1, [&](Strategy& s, int) { run(s, o); }, {.how = "asgd"}));
   const RunPosition at = position_in(folder.file("stopped/last.safetensors"));
   EXPECT_GE(at.step, 13);
   EXPECT_EQ(at.epoch * at.batches + at.batch, at.step);
@@ -475,7 +464,7 @@ struct NoLinear : Module {
 
 TEST(Hybrid, WhatCannotBeCutIsRefusedByName) {
   auto says = [](const std::string& text, const std::function<void(Strategy&, Backend&)>& body) {
-    for (const std::string& said : on_hosts(3, 1, {}, [&](Strategy&s, int) {
+    for (const std::string& said : on_hosts(3, 1, 1, [&](Strategy&s, int) {
            auto backend = reference_backend(1);
            body(s, *backend);
          }))
@@ -537,12 +526,12 @@ TEST(Hybrid, WhatCannotBeCutIsRefusedByName) {
   });
   for (const char* name : {"hybrid:", "hybrid:sample=", "hybrid:sample=0", "hybrid:sample=2", "hybrid:share=1"})
     EXPECT_TRUE(refused([&] { SlicedClassifier::parse(name); }, {name, "sample"})) << name;
-  EXPECT_EQ(SlicedClassifier::parse("hybrid:sample=0.1").sample, 0.1);
+  EXPECT_EQ(SlicedClassifier::parse("hybrid:sample=0.1"), 0.1);
 }
 
 // A loss that is not finite on one rank ends the step on all, and the reason is found.
 TEST(Hybrid, AllRanksSkipWhatIsNotFinite) {
-  all_well(on_hosts(3, 1, {}, [&](Strategy& s, int r) {
+  all_well(on_hosts(3, 1, 1, [&](Strategy& s, int r) {
     auto backend = reference_backend(1);
     Net model;
     Task task = classification();

@@ -9,6 +9,7 @@
 
 #include "dist/lab/simulator.h"
 #include "dist/strategies/all_reduce.h"
+#include "dist/strategies/averages.h"
 #include "dist/strategies/rounds.h"
 #include "layers/train/checkpoint.h"
 #include "tests/replicas.h"
@@ -100,17 +101,30 @@ struct Machines {
   }
 };
 
-// The weights after so many steps, of which `until(step)` lie between exchanges; an exchange ends every epoch.
+// The weights after so many steps, of which `until(step)` lie between exchanges; an exchange ends every epoch. What it
+// gives is the mean, or what an outer optimizer makes of it: Δ = θ − mean; m = β·m + Δ; θ −= γ(Δ + β·m).
 template <class Model = Plain>
-Numbers local_sgd_by_hand(int n, const OwnLoop& o, const std::function<std::int64_t(std::int64_t)>& until) {
+Numbers local_sgd_by_hand(int n, const OwnLoop& o, const std::function<std::int64_t(std::int64_t)>& until,
+                          const OuterRates& outer = {0, 1}) {
   Machines<Model> machines(n, o);
+  Numbers theta = machines.mean(), m(theta.size());
   std::int64_t made = 0, done = 0;
+  auto exchange = [&] {
+    const Numbers mean = machines.mean();
+    for (std::size_t i = 0; i < m.size(); i++) {
+      const double delta = theta[i] - mean[i];
+      m[i] = outer.momentum * m[i] + delta;
+      theta[i] -= outer.learning_rate * (delta + outer.momentum * m[i]);
+    }
+    machines.set(theta);
+    made = 0;
+  };
   for (int epoch = 0; done < o.steps; epoch++) {
     for (auto& m : machines.all) m.source->start(epoch);
     while (done < o.steps && machines.step(o.rate ? o.rate(double(done)) : 0)) {
-      if (++made >= until(done++)) machines.set(machines.mean()), made = 0;
+      if (++made >= until(done++)) exchange();
     }
-    machines.set(machines.mean()), made = 0;
+    if (made > 0) exchange();
   }
   return machines.mean();
 }
@@ -194,6 +208,19 @@ TEST(LocalSgd, StepsOfTheirOwnAreALoopByHand) {
           const auto got = trained(n, "local-sgd:" + std::to_string(steps), o, {.bucket_bytes = 4096});
           EXPECT_LE(furthest(got[0].weights, want), tolerance) << name << ", " << n << " ranks, " << steps << " steps";
         }
+}
+
+TEST(LocalSgd, WithAnOuterOptimizerToo) {
+  for (int n : {1, 2, 3})
+    for (const MakeOptimizer& optimizer : {MakeOptimizer(usual_sgd), MakeOptimizer([] {
+                                             return std::make_unique<AdamW>(AdamWOptions{.learning_rate = 0.01});
+                                           })}) {
+      const OwnLoop o{.steps = 23, .optimizer = optimizer};  // five steps an epoch: two, two, and one at its end
+      const auto want =
+          local_sgd_by_hand(n, o, [](std::int64_t) { return 2; }, {.momentum = 0.9, .learning_rate = 0.7});
+      EXPECT_LE(furthest(trained(n, "outer:H=2", o)[0].weights, want), 1e-12) << n << " ranks";
+      EXPECT_GT(furthest(trained(n, "local-sgd:2", o)[0].weights, want), 1e-4) << n << " ranks";
+    }
 }
 
 TEST(LocalSgd, BatchNormLeavesWeightsAsByHandAndStatisticsMerged) {

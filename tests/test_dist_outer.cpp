@@ -3,7 +3,6 @@
 
 #include "dist/strategies/rounds.h"
 #include "layers/train/checkpoint.h"
-#include "tests/naive.h"
 #include "tests/replicas.h"
 
 namespace tandem::test {
@@ -13,8 +12,6 @@ using Numbers = std::vector<double>;
 
 MakeStrategy named(const std::string& name, std::int64_t bucket_bytes = 4096) {
   return [=](std::unique_ptr<Communicator> ranks) -> std::unique_ptr<Strategy> {
-    if (name.starts_with("naive-"))
-      return std::make_unique<NaiveOuter>(std::move(ranks), *RoundSteps::parse(name.substr(6)));
     return rounds(std::move(ranks), *RoundSteps::parse(name), {.bucket_bytes = bucket_bytes});
   };
 }
@@ -44,18 +41,6 @@ TEST(Outer, WithoutMomentumItIsLocalSgdToTheBit) {
             << n << " ranks, " << h << " steps";  // running statistics, merged
         EXPECT_TRUE(mine[0].epochs == local[0].epochs) << n << " ranks, " << h << " steps";
       }
-}
-
-TEST(Outer, IsTheNaiveOne) {
-  for (int n : {1, 2, 3})
-    for (const MakeOptimizer& optimizer : {MakeOptimizer(usual_sgd), adamw()}) {
-      const OwnLoop o{.steps = 23, .optimizer = optimizer};  // five steps an epoch: two, two, and one at its end
-      const auto naive =
-          on_ranks(n, named("naive-outer:H=2"), [&](Strategy& s, Ended& run) { train<Plain>(s, run, o); });
-      same_bits(naive);
-      EXPECT_LE(furthest(trained(n, "outer:H=2", o)[0].weights, naive[0].weights), 1e-12) << n << " ranks";
-      EXPECT_GT(furthest(trained(n, "local-sgd:2", o)[0].weights, naive[0].weights), 1e-4) << n << " ranks";
-    }
 }
 
 // One rank: the sequence of what four steps change, put through SGD with Nesterov's momentum. Each round is run by

@@ -290,8 +290,8 @@ std::vector<double> own_loop(Strategy& strategy, std::int64_t global_batch, int 
                 {.batch = global_batch, .seed = 5, .rank = strategy.rank(), .world = strategy.size(), .prefetch = 0},
                 *backend);
   Plain model;
-  FlatParameters flat(model, *backend, 100 + std::uint64_t(strategy.rank()), {},
-                      DType::f64);  // begin() makes them equal
+  // Begin() makes them equal
+  FlatParameters flat(model, *backend, 100 + std::uint64_t(strategy.rank()), {}, DType::f64);
   SGD sgd({.learning_rate = 0.1, .momentum = 0.9, .weight_decay = 1e-3});
   sgd.bind(flat);
   strategy.begin(flat, sgd);

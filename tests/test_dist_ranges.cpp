@@ -12,7 +12,6 @@
 #include "dist/strategies/rounds.h"
 #include "layers/export/torch_weights.h"
 #include "layers/train/checkpoint.h"
-#include "tests/naive.h"
 #include "tests/slices.h"
 #include "tests/twin.h"
 
@@ -134,7 +133,7 @@ using Make = std::function<std::unique_ptr<Strategy>(std::unique_ptr<Communicato
 std::unique_ptr<Strategy> usual(std::unique_ptr<Communicator> ranks) {
   return all_reduce(std::move(ranks), {.bucket_bytes = 8192});
 }
-std::vector<std::string> on_slices(int slices, const Body& body, const Make& make = usual, int machines = 1) {
+std::vector<std::string> on_machines_of(int slices, int machines, const Make& make, const Body& body) {
   auto ranks = in_process(slices * machines, {.deadline = 30});
   std::vector<std::unique_ptr<Communicator>> layers;
   for (int m = 0; m < machines; m++)
@@ -145,6 +144,7 @@ std::vector<std::string> on_slices(int slices, const Body& body, const Make& mak
     body(*strategy, over, r);
   });
 }
+std::vector<std::string> on_slices(int slices, const Body& body) { return on_machines_of(slices, 1, usual, body); }
 
 // ---- the space ------------------------------------------------------------------------------------------------------
 struct AllKinds : Module {  // of every kind, between replicated ones
@@ -286,21 +286,16 @@ TEST(Ranges, SlicesTrainAsThePlainLayerOnOneMachine) {
     auto backend = reference_backend(1);
     const Seen plain = trained(one, nullptr, optimizer, *backend);
     EXPECT_GT(plain.norms[0], 0.2) << "clipped";
-    for (auto [slices, machines] : {std::pair{1, 1}, {2, 1}, {3, 1}, {2, 2}, {3, 2}})
-      for (const Make& make :
-           {Make(usual), Make([](auto ranks) { return std::make_unique<NaiveAllReduce>(std::move(ranks)); })}) {
-        std::vector<Seen> seen(std::size_t(slices * machines));
-        all_well(on_slices(
-            slices,
-            [&](Strategy& s, const Over& over, int r) {
-              auto mine = reference_backend(1);
-              seen[std::size_t(r)] = trained(s, over, optimizer, *mine);
-            },
-            make, machines));
-        for (const Seen& s : seen)
-          same(s, plain, 1e-12, 1e-9,
-               std::string(optimizer) + " on " + std::to_string(slices) + " × " + std::to_string(machines));
-      }
+    for (auto [slices, machines] : {std::pair{1, 1}, {2, 1}, {3, 1}, {2, 2}, {3, 2}}) {
+      std::vector<Seen> seen(std::size_t(slices * machines));
+      all_well(on_machines_of(slices, machines, usual, [&](Strategy& s, const Over& over, int r) {
+        auto mine = reference_backend(1);
+        seen[std::size_t(r)] = trained(s, over, optimizer, *mine);
+      }));
+      for (const Seen& s : seen)
+        same(s, plain, 1e-12, 1e-9,
+             std::string(optimizer) + " on " + std::to_string(slices) + " × " + std::to_string(machines));
+    }
   }
 }
 
@@ -351,21 +346,18 @@ TEST(Ranges, SlicesOnDevicesAreThoseOfTheHost) {
       auto on = [&](bool device) {
         std::vector<Seen> seen(std::size_t(2 * machines));
         testing::internal::CaptureStderr();
-        all_well(on_slices(
-            2,
-            [&](Strategy& s, const Over& over, int r) {
-              std::unique_ptr<Backend> backend = reference_backend(1);
-              if (device) {
-                auto twin = std::make_unique<Twin>();
-                twin->behind = true;
-                backend = std::move(twin);
-              }
-              seen[std::size_t(r)] = trained(s, over, "sgd", *backend, DType::f32);
-            },
-            [&](auto ranks) {
-              return all_reduce(std::move(ranks), {.bucket_bytes = 8192, .wire = wire, .deadline = 30});
-            },
-            machines));
+        auto make = [&](auto ranks) {
+          return all_reduce(std::move(ranks), {.bucket_bytes = 8192, .wire = wire, .deadline = 30});
+        };
+        all_well(on_machines_of(2, machines, make, [&](Strategy& s, const Over& over, int r) {
+          std::unique_ptr<Backend> backend = reference_backend(1);
+          if (device) {
+            auto twin = std::make_unique<Twin>();
+            twin->behind = true;
+            backend = std::move(twin);
+          }
+          seen[std::size_t(r)] = trained(s, over, "sgd", *backend, DType::f32);
+        }));
         testing::internal::GetCapturedStderr();
         return seen;
       };
@@ -415,25 +407,19 @@ TEST(Ranges, WhatRanksMustHaveInCommonIsChecked) {
   };
   // Rank 0's weights, and the first machine's slices, on all.
   std::vector<Numbers> weights(4);
-  all_well(on_slices(
-      2,
-      [&](Strategy& s, const Over& over, int r) {
-        Net model(over);
-        begins(s, model, [&](FlatParameters& flat) { weights[std::size_t(r)] = whole(flat, flat.values, s); });
-      },
-      usual, 2));
+  all_well(on_machines_of(2, 2, usual, [&](Strategy& s, const Over& over, int r) {
+    Net model(over);
+    begins(s, model, [&](FlatParameters& flat) { weights[std::size_t(r)] = whole(flat, flat.values, s); });
+  }));
   for (const Numbers& w : weights) EXPECT_EQ(w, weights[0]);
   // One slice differs between two machines; between slices nothing is compared.
   for (int machines : {1, 2}) {
-    const auto said = on_slices(
-        2,
-        [&](Strategy& s, const Over& over, int r) {
-          Net model(over);
-          begins(s, model, [&](FlatParameters& flat) {
-            if (r == 2 * machines - 1) flat.parameter_range("fc2.weight").leaf->value.fill(1);
-          });
-        },
-        usual, machines);
+    const auto said = on_machines_of(2, machines, usual, [&](Strategy& s, const Over& over, int r) {
+      Net model(over);
+      begins(s, model, [&](FlatParameters& flat) {
+        if (r == 2 * machines - 1) flat.parameter_range("fc2.weight").leaf->value.fill(1);
+      });
+    });
     for (int r = 0; r < 2 * machines; r++) {
       const std::string& text = said[std::size_t(r)];
       const bool named = text.find("rank 1 and rank 3 no longer have the same parameters") != text.npos;
@@ -442,13 +428,10 @@ TEST(Ranges, WhatRanksMustHaveInCommonIsChecked) {
   }
   // Two ranks with the same slice, of two; and one that is cut beside one that is not.
   auto fails = [&](const std::function<Slice(int rank)>& slice, const std::string& why, const Make& make = usual) {
-    for (const std::string& text : on_slices(
-             2,
-             [&](Strategy&s, const Over&, int r) {
-               AllKinds model(slice(r));
-               begins(s, model);
-             },
-             make))
+    for (const std::string& text : on_machines_of(2, 1, make, [&](Strategy&s, const Over&, int r) {
+           AllKinds model(slice(r));
+           begins(s, model);
+         }))
       EXPECT_NE(text.find(why), text.npos) << text;
   };
   fails([](int) { return Slice{0, 2}; }, "slice 0 is on 2 of 2 ranks");

@@ -205,8 +205,8 @@ TEST(ServerDeaths, AnErrorInTheMiddleOfBackwardLeavesNothingBehind) {
         SCOPED_TRACE("rank " + std::to_string(rank) + " leaves in step " + std::to_string(step));
         EXPECT_EQ(o.done, drill.leases);
         for (int r = 0; r < 4; r++) {
-          const bool left =
-              r == rank && !o.said[std::size_t(r)].empty();  // where the others have left it so many leases
+          // Where the others have left it so many leases
+          const bool left = r == rank && !o.said[std::size_t(r)].empty();
           EXPECT_EQ(o.said[std::size_t(r)], left ? "an error in backward" : "");
           for (std::int64_t i = 64 * r; i < n; i += 64 * 4) {
             const double applied = o.weights[0][std::size_t(i)], told = double(o.told[std::size_t(r)]);

@@ -179,8 +179,8 @@ TEST(Simulator, WhatIsDroppedIsTrainedAgain) {
   EXPECT_DOUBLE_EQ(r.seconds, 122.5);
   EXPECT_DOUBLE_EQ(r.participation, 120 / 168.0);
 
-  const auto trained = [&](const std::string& strategy, int workers,
-                           SimulatorReport& report) {  // batches, by epoch and pixels
+  // Batches, by epoch and pixels
+  const auto trained = [&](const std::string& strategy, int workers, SimulatorReport& report) {
     SimulatorOptions slow = of(strategy, workers);
     if (workers > 1) slow.cluster.slower[1] = 4;
     std::multiset<std::pair<std::int64_t, std::vector<double>>> batches;

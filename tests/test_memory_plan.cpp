@@ -281,8 +281,8 @@ struct Case {
 };
 
 struct Outcome {
-  std::vector<std::vector<std::byte>>
-      tensors;  // of each step: the loss; at the end parameters, gradients, statistics, the average
+  // Of each step: the loss; at the end parameters, gradients, statistics, the average
+  std::vector<std::vector<std::byte>> tensors;
   std::size_t peak = 0, least = 0;
   MemoryPlan::Measured last;
   std::string report;

@@ -153,8 +153,8 @@ TEST_F(OpTable, GradientsPyTorchAndEveryBackend) {
         if (!backend.supports(dtype)) continue;
         SCOPED_TRACE(backend.name() + " " + name_of(dtype));
         try {
-          std::vector<std::vector<double>>
-              rounded;  // parameters too: beside bf16 pictures some kernels multiply in bf16
+          // Parameters too: beside bf16 pictures some kernels multiply in bf16
+          std::vector<std::vector<double>> rounded;
           for (std::size_t i = 0; i < values.size(); i++)
             rounded.push_back(Tensor::of(backend, c.inputs[i].shape, values[i], dtype).values());
           const Variable plain = undifferentiated(backend, dtype, rounded);

@@ -291,8 +291,8 @@ TEST(SeeingSummary, KnownModels) {
        {Known{"resnet20", 10, 3, 32, 40.8e6, 0.27e6}, Known{"resnet18", 1000, 3, 224, 1.814e9, 11.69e6}}) {
     auto model = make_model(k.model, k.classes, k.channels, k.side);
     ModelSummary s = summary(*model, {2, k.side, k.side, k.channels});
-    if (std::string(k.model) == "resnet18" && s.modules[1].output != (Shape{2, 112, 112, 64}))
-      continue;  // CIFAR's stem
+    // CIFAR's stem
+    if (std::string(k.model) == "resnet18" && s.modules[1].output != (Shape{2, 112, 112, 64})) continue;
     EXPECT_NEAR(s.macs, k.macs, 0.01 * k.macs) << k.model;
     EXPECT_NEAR(double(s.parameters), k.parameters, 0.01 * k.parameters) << k.model;
   }

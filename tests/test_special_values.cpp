@@ -46,8 +46,8 @@ std::vector<Column> columns() {
       if (kind.make()->supports(dtype)) all.push_back({kind.make(), dtype});
   return all;
 }
-std::vector<double> times(const std::vector<double>& v, std::size_t n,
-                          bool each) {  // v n times over; or each number n times
+// v n times over; or each number n times
+std::vector<double> times(const std::vector<double>& v, std::size_t n, bool each) {
   std::vector<double> out;
   for (std::size_t i = 0; i < v.size() * n; i++) out.push_back(v[each ? i / n : i % v.size()]);
   return out;

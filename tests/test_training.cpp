@@ -542,8 +542,8 @@ TEST_F(Checkpoint, IsWrittenOnSigtermAndEveryEpoch) {
   EXPECT_EQ(rest.steps, 48);
   EXPECT_EQ(parts, whole);
 
-  FitReport nothing =
-      run(kind, recipe, options, &parts);  // of a finished run: nothing to do, and the weights are there
+  // Of a finished run: nothing to do, and the weights are there
+  FitReport nothing = run(kind, recipe, options, &parts);
   EXPECT_TRUE(nothing.epochs.empty());
   EXPECT_EQ(parts, whole);
 }

@@ -123,8 +123,8 @@ class InProcessWire : public Wire {
   std::string where(int rank) const override { return Room::name(rank); }
 
   std::unique_ptr<Request> send(int to, const Header& header, const void* data, std::size_t bytes) override {
-    auto pending = std::make_unique<PendingMessage>(room_, rank_, to, header, const_cast<void*>(data),
-                                                    bytes);  // outlives the lock
+    // Outlives the lock
+    auto pending = std::make_unique<PendingMessage>(room_, rank_, to, header, const_cast<void*>(data), bytes);
     std::unique_lock lock(room_->mutex);
     bytes_ += bytes;
     if (room_->messages++ == room_->options.fault.at) {

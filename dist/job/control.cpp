@@ -289,8 +289,8 @@ void Control::call_roll() {
 
 // ---- the thread -----------------------------------------------------------------------------------------------------
 void Control::run() {
-  const double beat =
-      std::min({1.0, deadlines_.patience / 4, deadlines_.silence / 4});  // seconds between two heartbeats
+  // Seconds between two heartbeats
+  const double beat = std::min({1.0, deadlines_.patience / 4, deadlines_.silence / 4});
   bool called = false;
   looked_ = now();
   for (double told = 0;;) {

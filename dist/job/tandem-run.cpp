@@ -569,8 +569,8 @@ class Launch {
         break;
       }
     if (asked) return 128 + asked;
-    const bool told = !first->last.empty() &&
-                      !(WIFSIGNALED(first->status) && WTERMSIG(first->status) == SIGKILL);  // of that nobody can
+    // Of that nobody can
+    const bool told = !first->last.empty() && !(WIFSIGNALED(first->status) && WTERMSIG(first->status) == SIGKILL);
     std::fprintf(stderr, "tandem-run: rank %d on %s failed first: it %s%s%s\n", first->number, first->host.c_str(),
                  first->how().c_str(), told ? ": " : "", told ? first->last.c_str() : "");
     return WIFSIGNALED(first->status) ? 128 + WTERMSIG(first->status) : WEXITSTATUS(first->status);

@@ -161,8 +161,8 @@ Simulation::Evaluations Simulation::evaluate_now(MetricsFile& metrics) {
   };
   add(v.validation, "validation_accuracy", report_.evaluations.back().validation_accuracy);
   add(v.test, "test_accuracy", report_.evaluations.back().test_accuracy);
-  if (ended_epochs() == std::int64_t(report_.epochs.size()))
-    metrics.write(fields);  // no epoch ends here, whose line has them
+  // No epoch ends here, whose line has them
+  if (ended_epochs() == std::int64_t(report_.epochs.size())) metrics.write(fields);
   return v;
 }
 

@@ -16,8 +16,8 @@ namespace tandem {
 
 struct VirtualCluster {
   int workers = 8;
-  double compute = 0.128,
-         shape = 100;  // seconds of a step: mean, and shape of the distribution; shape 0: always the mean
+  // Seconds of a step: mean, and shape of the distribution; shape 0: always the mean
+  double compute = 0.128, shape = 100;
   std::map<int, double> slower = {};  // worker → how many times as long its steps take
   double latency = 0, bandwidth = 0;  // of a worker's link: seconds, and bytes a second each way; 0: infinite
 };

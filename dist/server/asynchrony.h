@@ -27,9 +27,8 @@ struct Asynchrony {
   std::int64_t bound = INT64_MAX, batch = 1;
   std::string rule = "ddc-asgd";  // for make_rule()
 
-  bool of_means() const {
-    return kind == Kind::bsp || kind == Kind::quorum;
-  }  // an update is of several workers, who wait for it
+  // An update is of several workers, who wait for it
+  bool of_means() const { return kind == Kind::bsp || kind == Kind::quorum; }
   bool of_batches() const { return kind == Kind::fedbuff || kind == Kind::rennala; }
   bool takes_each() const { return kind == Kind::asp || kind == Kind::ssp; }  // every push is an update
 
@@ -40,8 +39,8 @@ struct Asynchrony {
   static bool is_one(const std::string& text);  // begins as one of these
   static std::string forms();                   // what parse() reads, as a user writes it
   std::string text() const;                     // "ddc-asgd", "ssp:3+ddc-asgd"
-  void check_workers(const std::string& name,
-                     int workers) const;  // throws UsageError, which begins with the name, for a larger quorum
+  // Throws UsageError, which begins with the name, for a larger quorum
+  void check_workers(const std::string& name, int workers) const;
 };
 
 }  // namespace tandem

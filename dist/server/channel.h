@@ -53,8 +53,8 @@ class Channel {
   // that has come back.
   virtual std::uint64_t generation() const = 0;
   virtual void on_message(Receiver receiver) = 0;  // before any message comes; messages wait until then
-  virtual Work send(int to, const MessageHeader& header,
-                    std::span<const std::byte> bytes = {}) = 0;  // `to` may be this rank
+  // `to` may be this rank
+  virtual Work send(int to, const MessageHeader& header, std::span<const std::byte> bytes = {}) = 0;
   virtual bool progress() = 0;  // true when a message has arrived. Throws CommunicationError
   virtual void rest() = 0;      // sleeps until something may have happened, or a few milliseconds
   virtual void wake() = 0;      // any thread

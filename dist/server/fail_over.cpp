@@ -69,8 +69,8 @@ std::optional<std::span<std::byte>> FailOvers::place(int from, const MessageHead
     return std::span(a.values).subspan(at, bytes);
   }
   Snapshot& p = snapshots_[n[word::shard]];
-  if (p.from != from ||
-      p.number != n[word::number]) {  // a new one begins, and what has come of the one before is of no use
+  // A new one begins, and what has come of the one before is of no use
+  if (p.from != from || p.number != n[word::number]) {
     // One vector, or two for each worker: no rule keeps more.
     if (n[word::vectors] > 1 + 2 * std::size_t(layout_.workers())) return std::span<std::byte>();
     const std::int64_t length = layout_.length(int(n[word::shard]));

@@ -17,8 +17,8 @@ class LeasedBatches : public BatchSource {
   struct WorkLeases {
     std::function<void(std::int64_t first)> start;      // an epoch begins with that lease
     std::function<std::optional<std::int64_t>()> draw;  // waits; none: the run is over
-    std::function<std::optional<std::int64_t>()>
-        coming;                                // what draw() will give, as far as it is known; waits for nothing
+    // What draw() will give, as far as it is known; waits for nothing
+    std::function<std::optional<std::int64_t>()> coming;
     std::function<std::int64_t()> count = {};  // consecutive leases that draw() gave at once; empty: one
   };
   // shares: leases of a step. part of parts: what this rank trains of a lease.

@@ -154,8 +154,8 @@ class ServerNode::Thread {
           }
         });
     waited_ += now() - begin;
-    if (holds_ && !synchronous())
-      tell([this] { worker_->ask_for_lease(); });  // so that its batch can be made meanwhile
+    // So that its batch can be made meanwhile
+    if (holds_ && !synchronous()) tell([this] { worker_->ask_for_lease(); });
     return holds_;
   }
   std::int64_t lease_count() const { return lease_count_; }
@@ -237,8 +237,8 @@ class ServerNode::Thread {
   }
   bool is_first_of_what_is_left() const {
     std::lock_guard lock(mutex_);
-    if (!failed_ || rank() == 0 || !trains())
-      return false;  // failed: the thread has ended, and the channel is this one's
+    // Failed: the thread has ended, and the channel is this one's
+    if (!failed_ || rank() == 0 || !trains()) return false;
     const std::vector<bool> living = channel_->living();
     return std::find(living.begin() + 1, living.end(), true) - living.begin() >= rank();
   }

@@ -60,8 +60,8 @@ class ServerNode {
  public:
   struct Counts {
     ShardCounts shard;  // of the first shard that this rank holds; empty where it holds none
-    std::int64_t bytes = 0, exchanges = 0, refused = 0,
-                 dropped = 0;      // sent; of this worker; of these, not finite, too late
+    // Sent; of this worker; of these, not finite, too late
+    std::int64_t bytes = 0, exchanges = 0, refused = 0, dropped = 0;
     std::int64_t early_bytes = 0;  // sent by push_part()
     double waited = 0;             // seconds that this worker waited for answers and leases
     std::int64_t taken_over = 0;   // shards that came from lost ranks
@@ -94,8 +94,8 @@ class ServerNode {
   // asked_to_stop is looked at meanwhile, and where it is true that is stop().
   std::optional<std::int64_t> lease(const std::function<bool()>& asked_to_stop = {});
   std::int64_t lease_count() const;  // consecutive leases that go by the number of the last one (WorkLeases)
-  std::optional<std::int64_t> next_lease()
-      const;  // what lease() will return, as far as that is known; waits for nothing
+  // What lease() will return, as far as that is known; waits for nothing
+  std::optional<std::int64_t> next_lease() const;
   // [begin, end) of the gradient that is pushed next is final, and stays as it is until pull(): it goes out now. A
   // gradient that is not pushed after all is forgotten with the next call of ask(), push() or finish().
   void push_part(Buffer gradient, Range part);

@@ -79,9 +79,8 @@ class ShardService {
   std::vector<Answer> answers(double now = 0);
   double due() const { return due_; }  // when answers() will have some although nothing happens until then
 
-  const std::vector<ExchangeId>& applied() const {
-    return applied_;
-  }  // of each worker, the last that is in the weights
+  // Of each worker, the last that is in the weights
+  const std::vector<ExchangeId>& applied() const { return applied_; }
   // Goes on where another owner stopped.
   void go_on(std::uint64_t version, std::int64_t pushes, const std::vector<ExchangeId>& applied);
   Shard& shard() { return shard_; }

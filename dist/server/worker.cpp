@@ -89,8 +89,8 @@ void Worker::send_early(const void* gradient, Range part) {
 
 void Worker::start(Exchange exchange) {
   const bool begun = deferred_ && exchange.gradient;
-  if (deferred_ && !begun)
-    exchanges_++;  // nothing comes of that number; with the next but one the halves still take turns
+  // Nothing comes of that number; with the next but one the halves still take turns
+  if (deferred_ && !begun) exchanges_++;
   if (!begun) sent_.assign(sent_.size(), {}), exchanges_++;
   exchange_ = exchange;
   exchange_.id = numbered(exchanges_);
@@ -126,9 +126,9 @@ void Worker::send_part(int s, Range part) {
   MessageHeader n = header(What::push_part, s);
   n[word::number] = exchange_.id;
   n[word::first] = std::uint64_t(part.begin);
-  send_queue_.send_parts(
-      layout_.owner[std::size_t(s)], n, {all.at(part.begin), part.length(), all.dtype}, layout_.options.chunk,
-      send_queue_.memory_of(all.data));  // also where an error ends the step, and its caller gives the gradient back
+  // Also where an error ends the step, and its caller gives the gradient back
+  send_queue_.send_parts(layout_.owner[std::size_t(s)], n, {all.at(part.begin), part.length(), all.dtype},
+                         layout_.options.chunk, send_queue_.memory_of(all.data));
   sent_[std::size_t(s)].push_back(part);
 }
 

@@ -16,8 +16,8 @@ namespace {
 // What an asynchronous device needs besides. There backward only queues work, and marks an event behind each bucket; a
 // recorded step can hold both. The exchange of a bucket begins when the device has reached its event.
 struct BehindTheHost {
-  std::unique_ptr<Communicator>
-      flags;                   // separate: what is under way on the device's memory begins in an order of its own
+  // Separate: what is under way on the device's memory begins in an order of its own
+  std::unique_ptr<Communicator> flags;
   std::unique_ptr<Event> end;  // of backward
   std::shared_ptr<void> loss;  // this rank's, in the host's memory at the end of backward
   Tensor anywhere;             // NaN when a loss is not finite on some rank, else 0
@@ -185,8 +185,8 @@ class AllReduce : public Replicas {
   FlatParameters* flat_ = nullptr;
   Optimizer* optimizer_ = nullptr;
   std::unique_ptr<BehindTheHost> behind_;  // null where backward has computed what its hooks tell of
-  std::vector<std::unique_ptr<GradientBuckets>>
-      buckets_;  // of the replicated ranges, and of slices that several ranks have
+  // Of the replicated ranges, and of slices that several ranks have
+  std::vector<std::unique_ptr<GradientBuckets>> buckets_;
   std::int64_t steps_ = 0, bucket_bytes_ = 0;
   std::uint64_t sent_ = 0;   // in a run that has ended
   float flags_[2] = {0, 0};  // ranks whose loss is not finite; ranks that want to stop

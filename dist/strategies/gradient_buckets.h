@@ -22,9 +22,9 @@ struct BucketOptions {
   std::int64_t bucket_bytes = 0;  // 0: an eighth of the vector, between 256 KiB and 4 MiB
   DType wire = DType::f32;        // bf16: gradients travel rounded, in half the bytes
   double top_k = 0;  // the share of a bucket that travels, its largest (top_k.h; on the host, in f32); 0: all
-  std::int64_t power_sgd =
-      0;                  // the rank of the products that travel (power_sgd.h; on the host, in f32); 0: gradients do
-  double deadline = 300;  // seconds that a device may need for anything
+  // The rank of the products that travel (power_sgd.h; on the host, in f32); 0: gradients do
+  std::int64_t power_sgd = 0;
+  double deadline = 300;              // seconds that a device may need for anything
   const NcclLibrary* nccl = nullptr;  // null: the installed one
 };
 

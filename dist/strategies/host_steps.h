@@ -59,8 +59,8 @@ class HostSteps : public Replicas {
     on_host_->begin(flat, optimizer);
     optimizer.gradients_are_shares_of(hosts());
     for (DataAndFlags* ranks : {&in_host_, &between_}) ranks->begin(flat.backend(), settings_.deadline, settings_.nccl);
-    broadcast(flat, between_.data(),
-              flat.slice().count > 1 ? &between_.data() : nullptr);  // those of rank 0, which its host has
+    // Those of rank 0, which its host has
+    broadcast(flat, between_.data(), flat.slice().count > 1 ? &between_.data() : nullptr);
   }
   void begin_epoch(std::int64_t epoch, const RunPlan& run) override {
     Strategy::begin_epoch(epoch, run);

@@ -1,10 +1,10 @@
 #include "dist/strategies/hybrid.h"
 
 #include <algorithm>
-#include <sstream>
 
 #include "core/backend.h"
 #include "core/spec.h"
+#include "core/text.h"
 #include "dist/strategies/sliced_linear.h"
 #include "layers/layers.h"
 
@@ -21,22 +21,17 @@ Linear* last_linear(Module& module) {
 
 }  // namespace
 
-SlicedClassifier::SlicedClassifier(std::unique_ptr<Communicator> on_host, const Options& options)
-    : on_host_(std::move(on_host)), options_(options) {}
+SlicedClassifier::SlicedClassifier(std::unique_ptr<Communicator> on_host, double sample)
+    : on_host_(std::move(on_host)), sample_(sample) {}
 
-SlicedClassifier::Options SlicedClassifier::parse(const std::string& name) {
-  Options o;
+double SlicedClassifier::parse(const std::string& name) {
+  double sample = 1;
   if (spec_name(name) != "hybrid") refuse("--strategy ", name, ": expected hybrid, or hybrid:sample=SHARE");
-  read_spec(name, {number_field("sample", o.sample, above_zero, 1)});
-  return o;
+  read_spec(name, {number_field("sample", sample, above_zero, 1)});
+  return sample;
 }
 
-std::string SlicedClassifier::name() const {
-  std::ostringstream text;
-  text << "hybrid";
-  if (options_.sample < 1) text << ":sample=" << options_.sample;
-  return text.str();
-}
+std::string SlicedClassifier::name() const { return sample_ < 1 ? "hybrid:sample=" + digits(sample_) : "hybrid"; }
 
 void SlicedClassifier::begin() const {
   if (!prepared_)
@@ -69,22 +64,21 @@ void SlicedClassifier::prepare(Module& model, Task& task) {
   if (outputs < n)
     refuse("hybrid: ", last->path(), " has ", outputs, " outputs, and ", n,
            " ranks of a host would share them: start fewer");
-  layer_ = std::make_shared<SlicedLinear>(on_host_, last->path(), outputs, options_.sample);
+  layer_ = std::make_shared<SlicedLinear>(on_host_, last->path(), outputs, sample_);
   last->cut({on_host_->rank(), n},
             [layer = layer_, waits = waits_](const Variable& x, const Variable& w, const Variable& b, bool training) {
               const Variable y = layer->forward(x, w, b, training);
               *waits = layer->handed_on() != nullptr;
               return y;
             });
-  task.loss = [layer = layer_, waits = waits_, plain = *loss, own = options_.loss](
-                  const Variable& outputs, const Tensor& labels, Tensor* correct) {
+  task.loss = [layer = layer_, waits = waits_, plain = *loss](const Variable& outputs, const Tensor& labels,
+                                                              Tensor* correct) {
     if (!layer->handed_on()) return plain(outputs, labels, correct);  // alone, or in eval mode: rows of logits
     *waits = false;
     if (outputs.value().raw() != layer->handed_on())
       refuse("hybrid: the model goes on behind ", layer->path(),
              ", its last Linear, which is cut over ranks: choose all-reduce");
-    return own ? own(*layer, outputs, labels, plain.label_smoothing, correct)
-               : layer->loss(outputs, labels, plain.label_smoothing, correct);
+    return layer->loss(outputs, labels, plain.label_smoothing, correct);
   };
 }
 

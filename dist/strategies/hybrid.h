@@ -31,19 +31,12 @@ class SlicedLinear;
 
 class SlicedClassifier {
  public:
-  struct Options {
-    double sample = 1;  // share of a slice's classes that a step learns
-    // In place of SlicedLinear::loss(); null: that.
-    std::function<Variable(const SlicedLinear&, const Variable& x, const Tensor& labels, double smoothing,
-                           Tensor* correct)>
-        loss = {};
-  };
   // on_host: the ranks that together have the layer, in the order of their slices.
-  SlicedClassifier(std::unique_ptr<Communicator> on_host, const Options& options);
-  explicit SlicedClassifier(std::unique_ptr<Communicator> on_host) : SlicedClassifier(std::move(on_host), Options()) {}
+  // Sample: the share of a slice's classes that a step learns.
+  explicit SlicedClassifier(std::unique_ptr<Communicator> on_host, double sample = 1);
 
-  // "hybrid:sample=0.1" → its options; throws UsageError.
-  static Options parse(const std::string& name);
+  // "hybrid:sample=0.1" → its sample; throws UsageError.
+  static double parse(const std::string& name);
   std::string name() const;  // that name
   // Cuts the model's last Linear, and computes the task's loss over the slices. Throws UsageError where the model has
   // no such layer, or the loss is not cross_entropy_loss(). With one rank on the host nothing is cut.
@@ -56,7 +49,7 @@ class SlicedClassifier {
 
  private:
   std::shared_ptr<Communicator> on_host_;
-  Options options_;
+  const double sample_;
   bool prepared_ = false;
   std::shared_ptr<SlicedLinear> layer_;                          // null: none is cut
   std::shared_ptr<bool> waits_ = std::make_shared<bool>(false);  // the layer has run, and its loss was not asked for

@@ -75,8 +75,8 @@ class ParameterServer : public Strategy {
   }
   std::int64_t steps(std::int64_t known) const override {
     if (!leased_) return known;
-    return round_ ? std::max(known, leases_.steps(known))
-                  : leases_.steps(known);  // known: with the steps of a round that is not pushed yet
+    // Known: with the steps of a round that is not pushed yet
+    return round_ ? std::max(known, leases_.steps(known)) : leases_.steps(known);
   }
   // Rank 0 reports what all ranks have trained since its last report, and in how much time.
   EpochEnd end_epoch(const EpochEnd& mine) override {

@@ -40,8 +40,8 @@ class PowerSgd {
 
  private:
   struct Factors {
-    std::int64_t begin, rows,
-        columns;  // of a matrix that lies: a standing one is transposed, so that at full rank P Pᵀ is 1
+    // Of a matrix that lies: a standing one is transposed, so that at full rank P Pᵀ is 1
+    std::int64_t begin, rows, columns;
     std::int64_t row_step, column_step;  // from one to the next
     std::int64_t rank, p, q;             // where P begins in p_, row by row, and Q in q_
   };

@@ -173,7 +173,7 @@ Make parse_server(const std::string& full_name, const Setting& setting, int rank
   if (!setting("TANDEM_INCARNATION").empty())
     refuse("--restart: under ", full_name,
            " a machine leaves as a whole, and its ranks cannot come back one at a time: leave it out");
-  std::optional<SlicedClassifier::Options> sliced;
+  std::optional<double> sliced;
   if (full_name.starts_with(hybrids)) sliced = SlicedClassifier::parse(full_name.substr(0, full_name.find('+')));
   return [o, sliced]() mutable {
     Job job({.goes_on = true});
@@ -235,8 +235,8 @@ std::unique_ptr<Strategy> strategy_from_environment(const std::vector<NamedStrat
     all.push_back({s.form, {}, [parse = s.parse](const std::string& n, const Setting&, int) { return parse(n); }});
   std::string names;
   for (const Entry& e : all) {
-    const Make make =
-        e.parse(name, setting, ranks);  // what is wrong is said before the ranks meet, also to one rank alone
+    // What is wrong is said before the ranks meet, also to one rank alone
+    const Make make = e.parse(name, setting, ranks);
     names += (names.empty() ? "" : "; ") + e.names;
     if (!make) continue;
     for (const auto& [variable, written, what] : particular)

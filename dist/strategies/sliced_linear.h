@@ -31,10 +31,7 @@ class SlicedLinear {
   // What the layer handed on when it last ran; null: it computed logits.
   const void* handed_on() const { return features_; }
 
-  const std::shared_ptr<Communicator>& over() const { return over_; }
-  const std::string& path() const { return path_; }    // of the Linear
-  const Variable& weight() const { return *weight_; }  // once the layer has run
-  const Variable& bias() const { return *bias_; }
+  const std::string& path() const { return path_; }  // of the Linear
   std::int64_t classes() const { return cuts_.back(); }
   std::int64_t begin() const { return cuts_[std::size_t(over_->rank())]; }  // the first class of this rank
   std::int64_t width() const { return cuts_[std::size_t(over_->rank()) + 1] - begin(); }

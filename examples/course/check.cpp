@@ -93,7 +93,8 @@ void expect(bool right, const std::string& what, const std::string& hint) {
 }
 
 std::string named(const Communicator& ranks) {
-  return std::to_string(ranks.size()) + " ranks, rank " + std::to_string(ranks.rank());
+  return std::to_string(ranks.size()) + (ranks.size() == 1 ? " rank, rank " : " ranks, rank ") +
+         std::to_string(ranks.rank());
 }
 
 std::int64_t on_ranks(std::initializer_list<int> sizes, const std::function<void(Communicator&)>& body) {
@@ -120,6 +121,7 @@ int run_exercise(int argc, char** argv, int number, const std::string& title,
   } catch (const std::exception& e) {
     text = e.what();
     if (const auto* wrong = dynamic_cast<const Wrong*>(&e)) hint = wrong->hint;
+    if (dynamic_cast<const std::length_error*>(&e)) hint = "A length is negative: in C++ (-1) % 3 is -1.";
   }
   if (place_in().rank > 0 && status != 1) return status;  // rank 0 speaks for all
   if (argc > 1 && std::strcmp(argv[1], "--json") == 0) {

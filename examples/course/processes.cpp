@@ -3,9 +3,6 @@
 
 namespace tandem::course {
 
-std::unique_ptr<Communicator> process_ranks() {
-  if (place_in().size == 1) return nullptr;
-  return Job().communicator();
-}
+std::unique_ptr<Communicator> process_ranks() { return place_in().size == 1 ? nullptr : Job().communicator(); }
 
 }  // namespace tandem::course

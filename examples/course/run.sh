@@ -18,6 +18,8 @@ for program; do
     1 | 3) continue ;;
     2) said="does not compile" ;;
     124) said="does not end: it was stopped after a minute" ;;
+    134) said="crashed: see above" ;;  # an assertion of the standard library has said what is wrong
+    139) said="crashed: an index or a pointer that leads nowhere" ;;
     *) said="crashed with exit status $status" ;;
   esac
   number=${name%%_*} title=${name#*_}

@@ -16,7 +16,7 @@ course-programs: $(checked)
 define course_program
 $(BUILD)/course/$1-$(notdir $(basename $(BODY))): examples/course/$1/check.cpp $(subst %,$1,$(BODY)) $(shared) $(BUILD)/libtandem.a
 	@rm -f $$@ && mkdir -p $$(@D)
-	$$(call say,$(CXX) $$<)$$(filter-out -Werror,$$(compile)) -O0 -Wno-unused-parameter -DBODY='"$(subst %,$1,$(BODY))"' -MMD -MP -MF $$@.d -c $$< -o $$@.o
+	$$(call say,$(CXX) $$<)$$(filter-out -Werror,$$(compile)) -O0 -D_GLIBCXX_ASSERTIONS -Wno-unused-parameter -DBODY='"$(subst %,$1,$(BODY))"' -MMD -MP -MF $$@.d -c $$< -o $$@.o
 	$$(call say,link $$@)$$(CXX) $$(strip $$(FLAGS) $$(CXXFLAGS) $$(LDFLAGS)) $$@.o $$(filter %.o %.a,$$^) $$(strip $$(LIBS) $$(LDLIBS)) -o $$@
 -include $(shared:.o=.d) $(BUILD)/course/$1-$(notdir $(basename $(BODY))).d
 endef

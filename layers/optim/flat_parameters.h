@@ -52,8 +52,8 @@ class FlatParameters {
 
   Backend& backend() const { return values.backend(); }
   const std::vector<ParameterRange>& parameter_ranges() const { return parameter_ranges_; }
-  const ParameterRange& parameter_range(
-      const std::string& name) const;                      // throws, listing the names, when there is none
+  // Throws, listing the names, when there is none
+  const ParameterRange& parameter_range(const std::string& name) const;
   std::int64_t numel() const { return values.numel(); }    // with padding
   std::int64_t parameters() const { return parameters_; }  // without, in the whole model
   Range all() const { return {0, numel()}; }

@@ -91,9 +91,8 @@ class Optimizer {
   // soon as that is final. Throws Error for an optimizer whose update a server cannot make.
   virtual void finish_gradients(Range range);
 
-  bool needs_whole_gradient() const {
-    return clip_norm > 0 || loss_scaling;
-  }  // to know by how much gradients are scaled
+  // To know by how much gradients are scaled
+  bool needs_whole_gradient() const { return clip_norm > 0 || loss_scaling; }
 
   const Tensor& state() const { return state_; }  // StepState on the device
   StepState read_state() const;                   // waits for the device

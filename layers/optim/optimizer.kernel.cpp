@@ -238,8 +238,8 @@ void Optimizer::check_gradients(const Tensor* loss) {
 StepState Optimizer::read_state() const {
   check_bound();
   StepState s;
-  state_.backend().download(&s, state_.raw(),
-                            sizeof s);  // not the flat parameters': those of fit() are gone when fit has returned
+  // Not the flat parameters': those of fit() are gone when fit has returned
+  state_.backend().download(&s, state_.raw(), sizeof s);
   return s;
 }
 

@@ -49,8 +49,8 @@ struct FitOptions {
   std::string scratch = {};
   int accumulate = 1;            // batches to a step (layers/optim/accumulation.h)
   bool sync_batch_norm = false;  // statistics over the pictures of all ranks
-  double ema =
-      0;  // decay of a moving average of the weights (layers/optim/ema.h), which is then what is evaluated; 0: none
+  // Decay of a moving average of the weights (layers/optim/ema.h), which is then what is evaluated; 0: none
+  double ema = 0;
   int patience = 0;  // stop after this many epochs without a better validation; 0: never
   // Folder for last.safetensors, written after every epoch and when the run is stopped, and best.safetensors, written
   // after an epoch that was the best so far: by validation accuracy, or by training loss where there is no validation.

@@ -137,8 +137,8 @@ std::unique_ptr<Backend> make_backend(const Options& o) {
 }
 
 int run_program(int argc, char** argv, const std::function<void()>& body) {
-  std::signal(SIGXFSZ,
-              SIG_IGN);  // a file that may not grow further is then an error of write(), named and cleaned up after
+  // A file that may not grow further is then an error of write(), named and cleaned up after
+  std::signal(SIGXFSZ, SIG_IGN);
   std::string program = argc > 0 ? std::filesystem::path(argv[0]).filename().string() : "tandem";
   auto say = [&](const char* what) { std::fprintf(stderr, "%s: %s\n", program.c_str(), what); };
   try {

@@ -24,8 +24,8 @@ struct Options {
   FolderOptions folder = {};
   std::string model = "smallcnn";
   int epochs = 8;
-  int batch =
-      128;  // pictures of a step, of which each rank has its share; asynchronous: of a worker's push. 0: --batch auto
+  // Pictures of a step, of which each rank has its share; asynchronous: of a worker's push. 0: --batch auto
+  int batch = 128;
   bool chooses_batch = false;  // the program calls choose_batch() (layers/train/choose_batch.h), so --batch may be auto
   int batch_per_rank = 0;      // above 0, instead of batch: so many on each rank
   double learning_rate = 0.05;

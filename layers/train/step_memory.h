@@ -7,8 +7,8 @@
 namespace tandem {
 
 struct StepMemory {
-  std::size_t per_picture =
-      0;  // activations and their gradients at the peak of a step, and the picture in all batches under way
+  // Activations and their gradients at the peak of a step, and the picture in all batches under way
+  std::size_t per_picture = 0;
   std::size_t left = 0;  // on the model's device, for this rank; −1: unknown
   std::int64_t fits() const { return per_picture ? std::int64_t(left / per_picture) : 0; }  // the largest batch
 };

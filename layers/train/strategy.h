@@ -201,8 +201,8 @@ class Strategy {
 // How the program was started decides: one process → Strategy; ranks in the environment → a distributed one. Defined in
 // dist/, or in dist/job/none.cpp where there is no network library: then a distributed start is refused, never run as
 // copies. own: strategies of the program's own, for `tandem-run --strategy NAME`.
-using StrategyMaker =
-    std::function<std::unique_ptr<Strategy>()>;  // called once the name is known to be right; the ranks meet in it
+// Called once the name is known to be right; the ranks meet in it
+using StrategyMaker = std::function<std::unique_ptr<Strategy>()>;
 struct NamedStrategy {
   std::string form;  // as an error lists it: "pairs:STEPS"
   // Null where `name` is another strategy's. Throws UsageError for arguments that are wrong.

@@ -66,8 +66,8 @@ struct TunedBatch {
 
 struct TunerOptions {
   std::size_t budget = 0;  // bytes of the device, weights and all
-  std::vector<std::int64_t> batches =
-      {};  // to try; none here and in multiples: 8, 12, 16, 24, … until two in a row do not fit
+  // To try; none here and in multiples: 8, 12, 16, 24, … until two in a row do not fit
+  std::vector<std::int64_t> batches = {};
   std::vector<double> multiples = {};  // to try besides: times the largest minibatch that fits with all tensors kept
   std::int64_t most = 0;               // samples, the largest that is tried when none are given; 0: any
   MemoryMeans means = {};
@@ -96,8 +96,8 @@ struct GradientNoise {
   double gradient = 0, trace = 0;  // |G|², tr(Σ)
   double scale() const;            // samples; infinite where |G|² is not above 0
 };
-GradientNoise gradient_noise(double small, double small_norm, double large,
-                             double large_norm);  // sizes and squared norms
+// Sizes and squared norms
+GradientNoise gradient_noise(double small, double small_norm, double large, double large_norm);
 // From `pieces` minibatches of the source at the present weights: their gradients, and the gradient of all.
 GradientNoise measure_noise(Module& model, const Task& task, FlatParameters& flat, BatchSource& source,
                             int pieces = 16);

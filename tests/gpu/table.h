@@ -55,9 +55,8 @@ class Table {
     std::printf("%s\n", text.c_str());
     keep({{"note", text}});
   }
-  int status() const {
-    return failed_ ? 1 : missed_ ? 3 : 0;
-  }  // exit status: 1 where a line does not hold, 3: missed some
+  // Exit status: 1 where a line does not hold, 3: missed some
+  int status() const { return failed_ ? 1 : missed_ ? 3 : 0; }
 
  private:
   using Clock = std::chrono::steady_clock;

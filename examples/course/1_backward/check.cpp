@@ -73,7 +73,9 @@ void layer_norm_is_right() {
                {{with(0, 0), "This takes the mean and the variance for constants. Both depend on x."},
                 {with(part, 0), "The mean's share is there. The variance depends on x, too."},
                 {with(0, part), "The variance's share is there. The mean depends on x, too."},
-                {with(1, 1), "These are sums where means belong: divide by n."}});
+                {with(1, 1), "These are sums where means belong: divide both by n."},
+                {with(part, 1), "The second sum is not divided by n."},
+                {with(1, part), "The first sum is not divided by n."}});
   expect_equal("layer norm beside the library", yours, library_gradient(x, dy, eps), 1e-12);
 }
 

@@ -7,11 +7,6 @@ using namespace tandem::course;
 
 namespace {
 
-struct Weights : Module {
-  Linear& fc = child<Linear>("fc", 5, 4, false);
-  Variable forward(const Variable& x) override { return fc(x); }
-};
-
 Numbers gradient(std::size_t n, int step) {
   Numbers g;
   for (std::size_t i = 0; i < n; i++) g.push_back(std::sin(1.0 + double(i) + 3.0 * step));
@@ -21,7 +16,7 @@ Numbers gradient(std::size_t n, int step) {
 // The weights before the first of `steps` steps by the library's optimizer, in double, and after each.
 std::vector<Numbers> by_library(const Momentum& o, int steps) {
   const auto backend = reference_backend();
-  Weights model;
+  Linear model(5, 4, false);
   FlatParameters flat(model, *backend, 1, {}, DType::f64);
   SGD sgd({o.learning_rate, o.momentum, o.nesterov, o.weight_decay});
   sgd.bind(flat);

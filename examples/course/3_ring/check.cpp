@@ -49,6 +49,6 @@ int main(int argc, char** argv) {
                                                                    });
     expect(messages - calm <= 4 * 6, "4 ranks: " + std::to_string(messages - calm) + " messages, where 24 are enough",
            "Each rank sends one message in each of the 2(n - 1) steps.");
-    return "4 ranks: 6 messages and 2(n - 1)/n of the numbers sent by each, the least there can be";
+    return messages ? "4 ranks: 6 messages and 2(n - 1)/n of the numbers sent by each, the least there can be" : "";
   });
 }

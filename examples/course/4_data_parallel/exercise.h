@@ -9,8 +9,9 @@ inline void exchange_gradients(Communicator& ranks, std::span<double> gradient, 
   not_written();
 }
 
-// The same while backward still runs, for gradients that are weighed already. Backward fills the vector from its end:
-// after ready(from) all numbers from `from` on are final. A bucket is `size` numbers, counted from the end.
+// The same while backward still runs, for gradients that are multiplied by their weight already. Backward fills the
+// vector from its end: after ready(from) all numbers from `from` on are final. A bucket is `size` numbers, counted from
+// the end.
 class Buckets {
  public:
   Buckets(Communicator& ranks, std::span<double> gradient, std::size_t size) {}

@@ -9,7 +9,7 @@ inline void exchange_gradients(Communicator& ranks, std::span<double> gradient, 
   ranks.all_reduce(buffer(gradient)).wait();
 }
 
-// The same while backward still runs, for gradients that are weighed already.
+// The same while backward still runs, for gradients that are multiplied by their weight already.
 class Buckets {
  public:
   Buckets(Communicator& ranks, std::span<double> gradient, std::size_t size)

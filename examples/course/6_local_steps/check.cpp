@@ -48,7 +48,7 @@ void local_steps_are_right(Communicator& ranks) {
          {played(n, rank, steps, H, 0, false), "After the last step all ranks take the mean, too."},
          {played(n, rank, steps, H, 1), "The mean comes one step early: after step H, 2H, …, counted from 1."},
          {played(n, rank, steps, H, H - 1), "The mean comes one step late: after step H, 2H, …, counted from 1."}},
-        "Divide the sum over all ranks by their number.");
+        "Take the mean: the sum over all ranks, of doubles, divided by their number.");
   }
 }
 
@@ -56,7 +56,11 @@ std::string letters(int last, const std::function<Turn(int)>& turn) {
   std::string text;
   for (int b = 0; b <= last; b++) {
     const Turn t = turn(b);
-    text += t.blocks ? (t.merges ? 'B' : 'b') : t.sends ? (t.merges ? 'x' : 's') : t.merges ? 'm' : '-';
+    text += t.blocks && !t.sends ? '?'
+            : t.blocks           ? (t.merges ? 'B' : 'b')
+            : t.sends            ? (t.merges ? 'x' : 's')
+            : t.merges           ? 'm'
+                                 : '-';
   }
   return text;
 }
@@ -73,10 +77,8 @@ void turns_are_right() {
       const std::string yours = letters(last, [&](int b) { return turn_after(b, last, B, W); });
       expect(yours == right,
              "B = " + std::to_string(B) + ", W = " + std::to_string(W) + ": " + yours + " should be " + right +
-                 " (s sends, m merges, x both, b blocks, B merges and blocks)",
-             yours.back() == '-' || yours.back() == 'm' ? "With the last batch of an epoch hosts send, and wait."
-             : yours.find_first_of("mxB") == yours.npos ? "What was sent is merged W batches later."
-                                                        : "Sends fall on batches 0, B, 2B, …; merges W batches later.");
+                 " (s sends, m merges, x both, b sends and blocks, B merges, sends and blocks)",
+             "A sum begins with batches 0, B, 2B, … and the last one (with each when B = 0), and is merged W later.");
     }
 }
 

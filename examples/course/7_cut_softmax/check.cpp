@@ -53,9 +53,10 @@ void slices_are_one_device(Communicator& ranks) {
     loss += (rows.total[b] - rows.own[b]) / B;
     local += (std::log(sum) - rows.own[b]) / B;
   }
-  expect_equal(where + ", loss", {loss}, {whole.loss}, 1e-10,
-               {{{local}, "The sum of e^z is over this rank's classes only: all-reduce it."}},
-               "The loss is the mean of total - own: log of the sum of e^z over all classes, minus the label's logit.");
+  expect_equal(
+      where + ", loss", {loss}, {whole.loss}, 1e-10,
+      {{{local}, "The sum of e^z is over this rank's classes only: all-reduce it."}},
+      "The largest logit is that of all ranks; only one rank has a label's logit: class begin + c is column c.");
   for (std::size_t i = 0; i < dz.size(); i++) dz[i] = (dz[i] - (double(begin + i % n) == labels[i / n] ? 1 : 0)) / B;
   const CutGradients d = cut_backward(ranks, dz, x, w, F);
   Numbers part(B * F);

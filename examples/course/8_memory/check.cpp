@@ -24,6 +24,7 @@ void costs_are_right() {
   check(10, 1, {Fate::swap, 0}, "Copies that fit into the free time cost nothing.");
   check(4, 5, {Fate::swap, 1}, "A swap costs what out + in takes beyond the free time.");
   check(0, 1, {Fate::recompute, 1}, "Take the cheaper of the two.");
+  check(0, 5, {Fate::swap, 5}, "Where both cost the same, swap.");
   check(0, -1, {Fate::swap, 5}, "A negative time: it cannot be computed again.");
 }
 

@@ -13,8 +13,8 @@ namespace {
 // Ranks may be threads of one process: a signal stops them all. A program whose training has failed gets some seconds
 // to take down its connections and to print the error: the launcher's SIGTERM comes meanwhile.
 std::atomic<int> stop_signal = 0, stopped_by = 0;
-std::atomic<double> ends_after =
-    0;  // a signal that comes after this time ends the program; 0: the next one asks for a stop
+// A signal that comes after this time ends the program; 0: the next one asks for a stop
+std::atomic<double> ends_after = 0;
 static_assert(std::atomic<int>::is_always_lock_free && std::atomic<double>::is_always_lock_free,
               "a handler may use them");
 constexpr double to_print_the_error = 3;  // seconds
