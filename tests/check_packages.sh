@@ -30,8 +30,8 @@ if ! [ -e /dev/nvidia0 ] && ! [ -e /proc/driver/nvidia ] && ! [ -e /dev/dxg ]; t
   grep -q '^  CUDA off: ' "$there/build/summary" || complain "make says of CUDA: $(grep CUDA "$there/build/summary")"
 fi
 
-mkdir -p "$there/tree/build-old" "$there/tree/core" "$there/tree/tests"
-for f in Makefile core/dependencies.mk tests/targets.mk; do cp $f "$there/tree/$f"; done
+mkdir -p "$there/tree/build-old" "$there/tree/core" "$there/tree/tests" "$there/tree/examples/course"
+for f in Makefile core/dependencies.mk tests/targets.mk examples/course/targets.mk; do cp $f "$there/tree/$f"; done
 says 0 'removed build' make -C "$there/tree" clean
 [ ! -e "$there/tree/build-old" ] || complain "make clean leaves build-old"
 exit $wrong

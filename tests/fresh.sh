@@ -1,19 +1,26 @@
 #!/bin/sh
-# tests/fresh.sh FOLDER [STEP…]: the first hour of somebody with a fresh Debian that has git and make: `make demo`, training on
+# tests/fresh.sh FOLDER [RELEASE] [STEP…]: the first hour of somebody with a fresh Debian that has git and make: `make demo`, training on
 # two ranks, `make test`, each with its time. By hand, as root; FOLDER must be new, needs 4 GB, and is kept.
 #
-#   system   debootstrap's smallest Debian of this machine's release, from its mirror; git, make; a copy of this tree
+#   system   debootstrap's smallest Debian of this RELEASE (bookworm, trixie; else this machine's), from the mirror of this machine;
+#            git, make; a copy of this tree
 #   demo     make demo, in an empty build folder
 #   ranks    what the README shows next: build/tandem-run -n 2 build/fashion_mnist
 #   test     make test
 # Without a STEP all of them. TANDEM_DATA, where it is set, is lent to the fresh system; otherwise `make demo` downloads.
 set -eu
-[ $# -gt 0 ] || { sed -n '2,9s/^# //p' "$0" >&2; exit 2; }
+[ $# -gt 0 ] || { sed -n '2,10s/^# //p' "$0" >&2; exit 2; }
 [ "$(id -u)" -eq 0 ] || { echo "fresh.sh: only root can enter another system" >&2; exit 77; }
 root=$(realpath -m "$1")
 shift
 tree=$(cd "$(dirname "$0")/.." && pwd)
 . /etc/os-release
+release=$VERSION_CODENAME
+case ${1:-} in bookworm | trixie)
+  release=$1
+  shift
+  ;;
+esac
 
 # inside COMMAND: in the new system, in the tree, with mounts and processes that end with it.
 inside() {
@@ -37,7 +44,7 @@ system() {
   [ ! -e "$root" ] || { echo "fresh.sh: $root is there already" >&2; exit 2; }
   mirror=$(apt-get indextargets --format '$(REPO_URI) $(RELEASE)' 'Created-By: Packages' |
     awk -v release="$VERSION_CODENAME" '$2 == release { sub(/\/$/, "", $1); print $1; exit }')
-  debootstrap --variant=minbase --include=git,make,ca-certificates "$VERSION_CODENAME" "$root" "$mirror"
+  debootstrap --variant=minbase --include=git,make,ca-certificates "$release" "$root" "$mirror"
   # apt as this machine has it: addresses, keys, proxies. Sources of another origin would only want keys of their own.
   rm -f "$root/etc/apt/sources.list"
   for file in /etc/apt/sources.list /etc/apt/sources.list.d/* /etc/apt/apt.conf /etc/apt/apt.conf.d/*; do
@@ -47,13 +54,17 @@ system() {
     esac
     cp "$file" "$root$file"
   done
+  if [ "$release" != "$VERSION_CODENAME" ]; then  # that address, of the other release
+    rm -rf "$root"/etc/apt/sources.list.d/*
+    echo "deb $mirror $release main" >"$root/etc/apt/sources.list"
+  fi
   cp /etc/resolv.conf /etc/hosts "$root/etc/"
   mkdir -p "$root/data" "$root/root/tandem"
   (cd "$tree" && git ls-files -z | tar -c --null -T -) | tar -x -C "$root/root/tandem"
 }
 for step in "${@:-all}"; do
   case $step in
-    all) "$0" "$root" system demo ranks test; exit ;;
+    all) "$0" "$root" "$release" system demo ranks test; exit ;;
     system) system ;;
     demo) timed "make demo" "rm -rf build && make demo" ;;
     ranks) timed "two ranks" "build/tandem-run -n 2 build/fashion_mnist --epochs 1" ;;
