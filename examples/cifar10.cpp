@@ -8,7 +8,7 @@ using namespace tandem;
 int main(int argc, char** argv) {
   return run_program(argc, argv, [&] {
     Options o = parse_options(argc, argv, "Trains a network on CIFAR-10.",
-                              {.model = "resnet20", .epochs = 10, .learning_rate = 0.4, .augment = true});
+                              {.model = "resnet20", .fit = {.epochs = 10}, .learning_rate = 0.4, .augment = true});
     auto backend = make_backend(o);
     Dataset data = load_dataset("cifar-10", o.data);
     Loaders loaders(data, o, *backend);

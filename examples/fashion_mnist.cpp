@@ -7,8 +7,8 @@ using namespace tandem;
 
 int main(int argc, char** argv) {
   return run_program(argc, argv, [&] {
-    Options o = parse_options(argc, argv, "Trains a network on Fashion-MNIST.",
-                              {.model = "smallcnn", .epochs = 8, .learning_rate = 0.1});
+    Options o =
+        parse_options(argc, argv, "Trains a network on Fashion-MNIST.", {.model = "smallcnn", .learning_rate = 0.1});
     auto backend = make_backend(o);                        // --device
     Dataset data = load_dataset("fashion-mnist", o.data);  // --data, or $TANDEM_DATA
     Loaders loaders(data, o, *backend);                    // --batch, --augment, --val

@@ -9,11 +9,11 @@ using namespace tandem;
 
 int main(int argc, char** argv) {
   return run_program(argc, argv, [&] {
-    Options o = parse_options(argc, argv, "LeNet-5, layer by layer.", {.epochs = 3, .learning_rate = 0.05},
+    Options o = parse_options(argc, argv, "LeNet-5, layer by layer.", {.fit = {.epochs = 3}, .learning_rate = 0.05},
                               {"--data", "--epochs", "--batch", "--lr", "--seed", "--device", "--metrics"});
     auto backend = make_backend(o);
     Dataset data = load_dataset("fashion-mnist", o.data);
-    Loader train(data.train, {.batch = o.batch, .seed = o.seed}, *backend);
+    Loader train(data.train, {.batch = o.batch, .seed = o.fit.seed}, *backend);
     Loader test(data.test, {.batch = 500, .shuffle = false}, *backend);
 
     Sequential model;

@@ -19,11 +19,11 @@ class Mlp : public Module {
 
 int main(int argc, char** argv) {
   return run_program(argc, argv, [&] {
-    Options o = parse_options(argc, argv, "A module of two layers.", {.epochs = 3, .learning_rate = 0.1},
+    Options o = parse_options(argc, argv, "A module of two layers.", {.fit = {.epochs = 3}, .learning_rate = 0.1},
                               {"--data", "--epochs", "--batch", "--lr", "--seed", "--device", "--metrics"});
     auto backend = make_backend(o);
     Dataset data = load_dataset("fashion-mnist", o.data);
-    Loader train(data.train, {.batch = o.batch, .seed = o.seed}, *backend);
+    Loader train(data.train, {.batch = o.batch, .seed = o.fit.seed}, *backend);
     Loader test(data.test, {.batch = 500, .shuffle = false}, *backend);
 
     Mlp model(data.train.height() * data.train.width(), data.train.classes);

@@ -42,11 +42,11 @@ int main(int argc, char** argv) {
   return run_program(argc, argv, [&] {
     Options o =
         parse_options(argc, argv, "LeNet-5 by sign descent.",
-                      {.model = "lenet5", .epochs = 3, .learning_rate = 1e-3, .schedule = "cosine"},
+                      {.model = "lenet5", .fit = {.epochs = 3}, .learning_rate = 1e-3, .schedule = "cosine"},
                       {"--data", "--model", "--epochs", "--batch", "--lr", "--schedule", "--seed", "--metrics"});
     auto backend = make_backend(o);
     Dataset data = load_dataset("fashion-mnist", o.data);
-    Loader train(data.train, {.batch = o.batch, .seed = o.seed}, *backend);
+    Loader train(data.train, {.batch = o.batch, .seed = o.fit.seed}, *backend);
     Loader test(data.test, {.batch = 500, .shuffle = false}, *backend);
     auto model = make_model(o.model, data.train.classes, 1, 28);
     Signum signum(o.learning_rate);

@@ -25,7 +25,7 @@ class Block : public Module {  // y = relu(x + norm(conv(relu(norm(conv(x))))))
 int main(int argc, char** argv) {
   return run_program(argc, argv, [&] {
     Options o = parse_options(
-        argc, argv, "A small residual network on CIFAR-10.", {.epochs = 2, .learning_rate = 0.2, .augment = true},
+        argc, argv, "A small ResNet on CIFAR-10.", {.fit = {.epochs = 2}, .learning_rate = 0.2, .augment = true},
         {"--data", "--epochs", "--batch", "--lr", "--seed", "--device", "--dtype", "--metrics", "--no-augment"});
     auto backend = make_backend(o);
     Dataset data = load_dataset("cifar-10", o.data);
@@ -33,7 +33,7 @@ int main(int argc, char** argv) {
                  {.batch = o.batch,
                   .dtype = o.dtype,
                   .augment = {.pad_crop = o.augment ? 4 : 0, .flip = o.augment},
-                  .seed = o.seed},
+                  .seed = o.fit.seed},
                  *backend);
     Loader test(data.test, {.batch = 500, .dtype = o.dtype, .shuffle = false}, *backend);
 

@@ -40,7 +40,7 @@ Options options(int argc, char** argv, SimulatorOptions& s, Output& out) {
       argc, argv, "Simulates asynchronous training by many workers.",
       {.data_set = "fashion-mnist",
        .model = "smallcnn",
-       .epochs = 2,
+       .fit = {.epochs = 2},
        .batch = 64,
        .learning_rate = 0.02,
        .schedule = "constant",
@@ -85,10 +85,10 @@ Options options(int argc, char** argv, SimulatorOptions& s, Output& out) {
        {"--dry-run", "only checks the options, and says as JSON whether the strategy's rule keeps a momentum", "",
         [&](const std::string&) { out.dry_run = true; }, true}});
   c.slower = parse_slower(slow, c.workers);
-  s.epochs = o.epochs;
+  s.epochs = o.fit.epochs;
   s.schedule = Schedule::parse(o.schedule);
-  s.seed = o.seed;
-  s.metrics = o.metrics;
+  s.seed = o.fit.seed;
+  s.metrics = o.fit.metrics;
   s.settings = fit_options(o).settings;
   s.progress = !out.json;
   check_simulation(s);

@@ -40,7 +40,7 @@ int main(int argc, char** argv) {
       return OptionSpec{name, help, field, [&field](const std::string& v) { field = v; }};
     };
     Options o = parse_options(argc, argv, "A network for rows of numbers.",
-                              {.epochs = 20, .batch = 64, .learning_rate = 0.003, .optimizer = "adamw"},
+                              {.fit = {.epochs = 20}, .batch = 64, .learning_rate = 0.003, .optimizer = "adamw"},
                               {"--epochs", "--batch", "--lr", "--schedule", "--optimizer", "--seed", "--device",
                                "--metrics", "--checkpoint", "--resume"},
                               {text("--features", features, "features [N, columns] as .npy"),
@@ -58,9 +58,9 @@ int main(int argc, char** argv) {
     if (kind == "labels")
       for (double v : all.targets.values())
         if (v != 0 && v != 1) refuse("--task labels: ", targets, " holds ", v, ": each target is 0 or 1");
-    auto [training, testing] = split(all, all.rows() / 5, o.seed);
+    auto [training, testing] = split(all, all.rows() / 5, o.fit.seed);
     standardise(training, {&testing});
-    TableLoader train(training, {.batch = o.batch, .seed = o.seed}, *backend);
+    TableLoader train(training, {.batch = o.batch, .seed = o.fit.seed}, *backend);
     TableLoader test(testing, {.batch = 500, .shuffle = false}, *backend);
 
     const Task task = kind == "classes" ? classification() : kind == "labels" ? multi_label() : regression();

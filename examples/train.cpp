@@ -7,9 +7,9 @@ using namespace tandem;
 
 int main(int argc, char** argv) {
   return run_program(argc, argv, [&] {
-    Options o = parse_options(
-        argc, argv, "Trains a network on a data set.",
-        {.data_set = "fashion-mnist", .model = "smallcnn", .epochs = 8, .chooses_batch = true, .learning_rate = 0.1});
+    Options o =
+        parse_options(argc, argv, "Trains a network on a data set.",
+                      {.data_set = "fashion-mnist", .model = "smallcnn", .chooses_batch = true, .learning_rate = 0.1});
     auto backend = make_backend(o);
     Dataset data = load_dataset(o.data_set, o.data, o.folder);
     std::printf("%s: %lld + %lld pictures, %d × %d, %d channel%s, %d classes\n", data.name.c_str(),

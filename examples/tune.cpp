@@ -90,7 +90,7 @@ Options options(int argc, char** argv, Asked& a) {
        {"--measure", "run the plans here too", "", [&](const std::string&) { r.measure = true; }, true},
        {"--metrics", "file for what was predicted and measured; examples/report.py draws it (.jsonl)", "",
         [&](const std::string& v) { a.metrics = v; }}});
-  if (r.simulated && o.memory_budget == 0) refuse("--on h200: how much of its memory? Say --memory-budget 100G");
+  if (r.simulated && o.fit.memory_budget == 0) refuse("--on h200: how much of its memory? Say --memory-budget 100G");
   if (r.measure && r.simulated) refuse("--measure: only what is --on here can be measured here");
   if (x.link > 0 && x.ranks == 1) refuse("--link is that between ranks: say --ranks too");
   check_replaceable("--metrics", a.metrics, R"({"event":)", "metrics");
@@ -155,11 +155,11 @@ std::string command(const Tuned& t, const Options& o) {
   c += printed("build/train --data-set %s --model %s --batch %lld --lr %s", o.data_set.c_str(), o.model.c_str(),
                static_cast<long long>(t.batch), digits(t.rate, 4).c_str());
   if (o.dtype != DType::f32) c += printed(" --dtype %s", name_of(o.dtype));
-  if (o.given.count("--epochs")) c += printed(" --epochs %d", o.epochs);
+  if (o.given.count("--epochs")) c += printed(" --epochs %d", o.fit.epochs);
   if (t.schedule != Options{}.schedule) c += " --schedule " + t.schedule;
   if (o.given.count("--optimizer")) c += " --optimizer " + o.optimizer;
-  if (o.memory_budget > 0) c += printed(" --memory-budget %zu", o.memory_budget);
-  return o.swap == SwapMode::automatic ? c : c + " --swap " + name_of(o.swap);
+  if (o.fit.memory_budget > 0) c += printed(" --memory-budget %zu", o.fit.memory_budget);
+  return o.fit.swap == SwapMode::automatic ? c : c + " --swap " + name_of(o.fit.swap);
 }
 
 }  // namespace

@@ -980,7 +980,7 @@ Options parsed(std::vector<std::string> words) {
 TEST(CommandLine, DefaultsStayAndGivenValuesArrive) {
   const Options none = parsed({}), fresh;
   EXPECT_EQ(none.model, fresh.model);
-  EXPECT_EQ(none.epochs, fresh.epochs);
+  EXPECT_EQ(none.fit.epochs, fresh.fit.epochs);
   EXPECT_EQ(none.learning_rate, fresh.learning_rate);
   EXPECT_EQ(none.nesterov, fresh.nesterov);
   EXPECT_EQ(none.device, "cpu");
@@ -1013,13 +1013,13 @@ TEST(CommandLine, DefaultsStayAndGivenValuesArrive) {
                             "--weight-decay",
                             "1e-4"});
   EXPECT_EQ(o.model, "resnet20");
-  EXPECT_EQ(o.epochs, 3);
+  EXPECT_EQ(o.fit.epochs, 3);
   EXPECT_EQ(o.batch, 7);
   EXPECT_EQ(o.learning_rate, 0.25);
   EXPECT_EQ(o.schedule, "warmup:5+cosine");
   EXPECT_TRUE(o.augment && o.deterministic);
   EXPECT_FALSE(o.exact_conv);
-  EXPECT_EQ(o.seed, ~std::uint64_t{0});
+  EXPECT_EQ(o.fit.seed, ~std::uint64_t{0});
   EXPECT_EQ(o.dtype, DType::bf16);
   EXPECT_EQ(o.device, "cuda:1");
   EXPECT_EQ(o.momentum, 0);

@@ -18,11 +18,11 @@ GradientNoise noise_of(const Options& o, const Dataset& data, Backend& backend, 
   constexpr std::int64_t most = 16;  // minibatches, and pictures of one
   const std::int64_t pictures = std::clamp<std::int64_t>(data.train.count() / most, 2, most);
   auto model = make_model(o.model, data.classes(), data.channels(), data.side());
-  FlatParameters flat(*model, backend, o.seed);
+  FlatParameters flat(*model, backend, o.fit.seed);
   SGD sgd({.learning_rate = o.learning_rate * pictures / double(request.base_batch), .momentum = 0.9});
   sgd.bind(flat);
   model->train(true);
-  Loader loader(data.train, {.batch = pictures, .dtype = o.dtype, .drop_last = true, .seed = o.seed}, backend);
+  Loader loader(data.train, {.batch = pictures, .dtype = o.dtype, .drop_last = true, .seed = o.fit.seed}, backend);
   Batch batch;
   loader.start(0);
   for (int s = 0, epoch = 0; s < request.noise_steps; s++) {
@@ -44,7 +44,7 @@ GradientNoise noise_of(const Options& o, const Dataset& data, Backend& backend, 
 std::string with_warm_up(const Options& o) {
   const Schedule given = Schedule::parse(o.schedule);
   if (given.warmup > 0 || given.kind == Schedule::Kind::one_cycle) return o.schedule;
-  return "warmup:" + digits(std::min(5.0, o.epochs / 10.0), 3) + "+" + o.schedule;
+  return "warmup:" + digits(std::min(5.0, o.fit.epochs / 10.0), 3) + "+" + o.schedule;
 }
 
 void choose_rate(Tuned& t, const Options& o, const TuneRequest& request) {
@@ -72,12 +72,12 @@ Tuned tune_for(const Options& o, const Dataset& data, Backend& backend, const Tu
     refuse("the rule adascale needs the gradient's noise, which a simulated device does not measure");
   const Workload w{o.model, data.classes(), data.channels(), data.side(), o.dtype};
   const SimulatedRates simulated = h200_rates(o.dtype);
-  const bool swaps = o.swap == SwapMode::automatic || o.swap == SwapMode::swap;
+  const bool swaps = o.fit.swap == SwapMode::automatic || o.fit.swap == SwapMode::swap;
   auto clock = [&]() -> std::unique_ptr<Mover> { return request.simulated ? simulated_mover(simulated) : nullptr; };
-  auto mover = [&] { return request.simulated ? clock() : swaps ? file_mover(o.scratch) : nullptr; };
+  auto mover = [&] { return request.simulated ? clock() : swaps ? file_mover(o.fit.scratch) : nullptr; };
 
   Tuned t{.tuner = request.tuner};
-  if (t.tuner.budget == 0) t.tuner.budget = o.memory_budget > 0 ? o.memory_budget : backend.memory().left();
+  if (t.tuner.budget == 0) t.tuner.budget = o.fit.memory_budget > 0 ? o.fit.memory_budget : backend.memory().left();
   const std::int64_t pictures = std::max<std::int64_t>(1, data.train.count() / t.tuner.exchange.ranks);
   t.tuner.most = t.tuner.most > 0 ? std::min(t.tuner.most, pictures) : pictures;
   for (std::int64_t b : t.tuner.batches)
@@ -91,12 +91,13 @@ Tuned tune_for(const Options& o, const Dataset& data, Backend& backend, const Tu
     t.tuner.means = request.simulated ? MemoryMeans{.out = simulated.out, .in = simulated.in}
                                       : measure_means(w, large, backend, mover());
   t.tuner.means.swap = swaps;
-  t.tuner.means.recompute = o.swap == SwapMode::automatic || o.swap == SwapMode::recompute;
+  t.tuner.means.recompute = o.fit.swap == SwapMode::automatic || o.fit.swap == SwapMode::recompute;
   t.rows = tune(small, large, t.tuner);
   if (request.measure)
     for (TunedBatch& r : t.rows)
       if (r.fits())
-        r.measured = r.update + measure_batch(w, r.batch, backend, mover(), {.budget = t.tuner.budget, .swap = o.swap});
+        r.measured =
+            r.update + measure_batch(w, r.batch, backend, mover(), {.budget = t.tuner.budget, .swap = o.fit.swap});
   double cap = 0;  // samples of a rank
   if (!request.simulated) {
     t.noise = noise_of(o, data, backend, request);

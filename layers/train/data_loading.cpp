@@ -11,7 +11,7 @@ namespace {
 // The program's own batch may be more than a small data set holds: then half of that, as a power of two.
 std::int64_t batch_of(const Pictures& pictures, const Options& o) {
   const std::int64_t n = pictures.count();
-  if (o.evaluate) return std::min<std::int64_t>(o.batch, n);  // it is not trained on
+  if (o.fit.evaluate) return std::min<std::int64_t>(o.batch, n);  // it is not trained on
   if (n >= o.batch || o.batch_per_rank > 0 || o.given.contains("--batch")) return o.batch;
   const auto fits = std::int64_t(std::bit_floor(std::uint64_t(std::max<std::int64_t>(2, n) / 2)));
   std::printf("%lld training pictures do not fill a batch of %d: --batch %lld instead\n", static_cast<long long>(n),
@@ -23,12 +23,12 @@ LoaderOptions shuffled_and_augmented(const Pictures& pictures, const Options& o)
   Augment augment = o.augment ? Augment::usual(int(pictures.height())) : Augment{};
   augment.cutout = o.cutout;
   return {.batch = batch_of(pictures, o),
-          .batch_per_rank = o.evaluate ? 0 : o.batch_per_rank,
+          .batch_per_rank = o.fit.evaluate ? 0 : o.batch_per_rank,
           .dtype = o.dtype,
           .augment = augment,
           .mixup = o.mixup,
           .drop_last = true,
-          .seed = o.seed};
+          .seed = o.fit.seed};
 }
 
 // --mean and --std in place of the data set's own.
@@ -47,7 +47,7 @@ Pictures normalised(Pictures p, const Options& o) {
 // Evaluation saves nothing for backward, but within a memory budget its batch is no larger than a rank's in training,
 // and none is made ahead of it.
 LoaderOptions in_order(const Options& o) {
-  if (o.memory_budget == 0) return {.batch_per_rank = 500, .dtype = o.dtype, .shuffle = false};
+  if (o.fit.memory_budget == 0) return {.batch_per_rank = 500, .dtype = o.dtype, .shuffle = false};
   const int of_a_rank = o.batch_per_rank > 0 ? o.batch_per_rank : std::max(1, o.batch / local_size_from_environment());
   return {.batch_per_rank = std::min(500, of_a_rank), .dtype = o.dtype, .shuffle = false, .prefetch = 0};
 }
@@ -55,7 +55,7 @@ LoaderOptions in_order(const Options& o) {
 }  // namespace
 
 Loaders::Loaders(const Dataset& data, const Options& o, Backend& backend)
-    : Loaders(split(normalised(data.train, o), o.val, o.seed), normalised(data.test, o), o, backend) {}
+    : Loaders(split(normalised(data.train, o), o.val, o.fit.seed), normalised(data.test, o), o, backend) {}
 
 Loaders::Loaders(const std::pair<Pictures, Pictures>& parts, const Pictures& tested, const Options& o, Backend& backend)
     : train(parts.first, shuffled_and_augmented(parts.first, o), backend), test(tested, in_order(o), backend) {

@@ -64,9 +64,6 @@ struct FitOptions {
   Settings settings = {};                                 // stored in checkpoints, besides the options that fit knows
 };
 
-struct Options;
-FitOptions fit_options(const Options& options);  // all of it from the command line
-
 struct EpochReport {
   int epoch = 0, first = 0;  // from 1; the first of several that asynchronous ranks ended before rank 0 looked
   double train_loss = 0, learning_rate = 0;

@@ -12,7 +12,7 @@ namespace {
 namespace fs = std::filesystem;
 
 void refuse_options(const Options& o) {
-  const bool one = o.overfit_batch;
+  const bool one = o.fit.overfit_batch;
   const std::string beside = "--overfit-batch trains on one batch only, 300 times: it has no use for ";
   const struct {
     bool holds;
@@ -22,28 +22,30 @@ void refuse_options(const Options& o) {
        "--batch and --batch-per-rank: the second takes the place of the first, give one of them"},
       {o.given.count("--lr-scale") && o.batch_per_rank == 0,
        "--lr-scale goes with --batch-per-rank: --batch is the same on any number of ranks, and so is --lr"},
-      {(o.given.count("--swap") || o.given.count("--scratch")) && o.memory_budget == 0,
+      {(o.given.count("--swap") || o.given.count("--scratch")) && o.fit.memory_budget == 0,
        "--swap and --scratch say how a budget of memory is kept: add --memory-budget, say --memory-budget 4G"},
-      {o.evaluate && o.memory_budget > 0, "--evaluate saves nothing for backward: it has no use for --memory-budget"},
-      {o.patience > 0 && o.val == 0, "--patience needs validation pictures: add --val, say --val 5000"},
+      {o.fit.evaluate && o.fit.memory_budget > 0,
+       "--evaluate saves nothing for backward: it has no use for --memory-budget"},
+      {o.fit.patience > 0 && o.val == 0, "--patience needs validation pictures: add --val, say --val 5000"},
       {o.mixup > 0 && (o.batch_per_rank ? o.batch_per_rank : o.batch) == 1,
        "--mixup mixes pairs of pictures: a batch of 1 has none"},
-      {o.log_every > 0 && o.metrics.empty(), "--log-every adds lines to the metrics: add --metrics FILE"},
-      {o.evaluate && o.resume.empty() && o.import_export.import_torch.empty(),
+      {o.fit.log_every > 0 && o.fit.metrics.empty(), "--log-every adds lines to the metrics: add --metrics FILE"},
+      {o.fit.evaluate && o.fit.resume.empty() && o.fit.import_export.import_torch.empty(),
        "--evaluate has nothing to evaluate: name a checkpoint with --resume, or weights with --import-torch"},
-      {o.evaluate && o.resume == "auto",
+      {o.fit.evaluate && o.fit.resume == "auto",
        "--evaluate --resume auto: name the checkpoint that is to be evaluated, or its folder"},
-      {o.evaluate && one, "--evaluate trains nothing, --overfit-batch trains on one batch: choose one of them"},
-      {o.evaluate && !(o.checkpoint + o.metrics + o.import_export.tensorboard + o.import_export.export_torch +
-                       o.import_export.export_onnx + o.profiler.dot + o.profiler.trace)
-                          .empty(),
+      {o.fit.evaluate && one, "--evaluate trains nothing, --overfit-batch trains on one batch: choose one of them"},
+      {o.fit.evaluate &&
+           !(o.fit.checkpoint + o.fit.metrics + o.fit.import_export.tensorboard + o.fit.import_export.export_torch +
+             o.fit.import_export.export_onnx + o.fit.profiler.dot + o.fit.profiler.trace)
+                .empty(),
        "--evaluate trains nothing: it writes no --checkpoint, --metrics, --tensorboard, --export-…, --dot and --trace"},
-      {!o.resume.empty() && o.resume != "auto" && !o.import_export.import_torch.empty(),
+      {!o.fit.resume.empty() && o.fit.resume != "auto" && !o.fit.import_export.import_torch.empty(),
        "--resume goes on with the weights of a checkpoint, --import-torch begins with others: give one of them"},
       {one && o.val > 0, beside + "--val"},
       {one && o.given.count("--epochs"), beside + "--epochs"},
-      {one && !o.checkpoint.empty(), beside + "--checkpoint"},
-      {one && !o.resume.empty(), beside + "--resume"},
+      {one && !o.fit.checkpoint.empty(), beside + "--checkpoint"},
+      {one && !o.fit.resume.empty(), beside + "--resume"},
   };
   for (const auto& row : table)
     if (row.holds) throw UsageError(row.text);
@@ -54,25 +56,26 @@ void refuse_files(const Options& o) {
     std::string option, path;
     bool replaced = false;  // by this run; others may meet: checkpoints go where one was resumed
   };
-  std::vector<Place> places = {{"--metrics", o.metrics, true},
-                               {"--trace", o.profiler.trace, true},
-                               {"--dot", o.profiler.dot, true},
-                               {"--export-torch", o.import_export.export_torch, true},
-                               {"--export-onnx", o.import_export.export_onnx, true},
-                               {"--import-torch", o.import_export.import_torch},
-                               {"--tensorboard", o.import_export.tensorboard}};
+  std::vector<Place> places = {{"--metrics", o.fit.metrics, true},
+                               {"--trace", o.fit.profiler.trace, true},
+                               {"--dot", o.fit.profiler.dot, true},
+                               {"--export-torch", o.fit.import_export.export_torch, true},
+                               {"--export-onnx", o.fit.import_export.export_onnx, true},
+                               {"--import-torch", o.fit.import_export.import_torch},
+                               {"--tensorboard", o.fit.import_export.tensorboard}};
   std::error_code none;
   auto canonical = [&](const std::string& path) {  // "run" and "run/" are one
     const fs::path p = fs::weakly_canonical(fs::absolute(path), none);
     return p.has_filename() ? p : p.parent_path();
   };
-  const bool there = fs::is_directory(o.resume, none);
-  for (const auto& [option, path] : {std::pair{"--checkpoint", o.checkpoint}, {"--resume", there ? o.resume : ""}}) {
+  const bool there = fs::is_directory(o.fit.resume, none);
+  for (const auto& [option, path] :
+       {std::pair{"--checkpoint", o.fit.checkpoint}, {"--resume", there ? o.fit.resume : ""}}) {
     if (path.empty()) continue;
     for (const char* file : {"", "last.safetensors", "best.safetensors"})
       places.push_back({option, (fs::path(path) / file).string()});
   }
-  if (!there) places.push_back({"--resume", o.resume});
+  if (!there) places.push_back({"--resume", o.fit.resume});
 
   for (std::size_t i = 0; i < places.size(); i++)
     for (std::size_t k = 0; k < i; k++) {

@@ -120,7 +120,7 @@ std::optional<DType> dtype_in(const std::string& v) {
 
 void training(Rows& t, Options& o) {
   t.checked("--model", o.model, model_names(), [](const std::string& v) { check_model_name(v); }).decides = true;
-  t.whole("--epochs", o.epochs, 1, "passes over the training pictures");
+  t.whole("--epochs", o.fit.epochs, 1, "passes over the training pictures");
   OptionSpec& batch = t.whole("--batch", o.batch, 1,
                               "pictures per step, shared by the ranks (under an asynchronous strategy: per push)");
   batch.decides = true;
@@ -133,7 +133,7 @@ void training(Rows& t, Options& o) {
   };
   t.whole("--batch-per-rank", o.batch_per_rank, 0, "instead of --batch: so many on each rank (0: --batch)");
   t.real("--lr", o.learning_rate, 1e6, "learning rate (the peak, with one-cycle)");
-  t.choice("--lr-scale", o.lr_scale, "with --batch-per-rank, --lr on n ranks: clipped, linear, sqrt or none",
+  t.choice("--lr-scale", o.fit.lr_scale, "with --batch-per-rank, --lr on n ranks: clipped, linear, sqrt or none",
            "clipped, linear, sqrt or none", rate_scale_in, name_of);
   t.checked("--schedule", o.schedule, "constant, cosine, one-cycle, step:30:0.1, step:100,150:0.1, warmup:5+…",
             [](const std::string& v) { Schedule::parse(v); })
@@ -153,9 +153,9 @@ void training(Rows& t, Options& o) {
       .decides = true;
   t.real("--label-smoothing", o.label_smoothing, 0.999, "share of the target spread over all classes").decides = true;
   t.real("--clip", o.clip, 1e9, "largest gradient norm (0: no clipping)");
-  t.real("--ema", o.ema, 0.99999, "decay of an average of the weights, which is then evaluated (0: none)");
-  t.whole("--accumulate", o.accumulate, 1, "batches to a step");
-  t.flag("--sync-bn", o.sync_batch_norm, true, "batch norm over the pictures of all ranks");
+  t.real("--ema", o.fit.ema, 0.99999, "decay of an average of the weights, which is then evaluated (0: none)");
+  t.whole("--accumulate", o.fit.accumulate, 1, "batches to a step");
+  t.flag("--sync-bn", o.fit.sync_batch_norm, true, "batch norm over the pictures of all ranks");
 }
 
 void data(Rows& t, Options& o) {
@@ -179,7 +179,7 @@ void pictures(Rows& t, Options& o) {
 }
 
 void machine(Rows& t, Options& o) {
-  t.whole<std::uint64_t>("--seed", o.seed, 0, "seed of all random numbers", ~std::uint64_t{0});
+  t.whole<std::uint64_t>("--seed", o.fit.seed, 0, "seed of all random numbers", ~std::uint64_t{0});
   t.checked("--device", o.device, "cpu, reference, cuda or cuda:INDEX", [](const std::string& v) {
     if (v != "cpu" && v != "reference" && v != "cuda" && !v.starts_with("cuda:"))
       bad("--device", v, "cpu, reference, cuda or cuda:INDEX");
@@ -195,40 +195,45 @@ void machine(Rows& t, Options& o) {
 }
 
 void memory(Rows& t, Options& o) {
-  t.bytes("--memory-budget", o.memory_budget, "bytes that the run may take on its device: 800M, 4G (0: all there are)");
-  t.choice("--swap", o.swap,
+  t.bytes("--memory-budget", o.fit.memory_budget,
+          "bytes that the run may take on its device: 800M, 4G (0: all there are)");
+  t.choice("--swap", o.fit.swap,
            "how a --memory-budget is kept: auto, swap (to --scratch), recompute, or off (only watched)",
            "auto, swap, recompute or off", swap_in, name_of);
-  t.text("--scratch", o.scratch,
+  t.text("--scratch", o.fit.scratch,
          "where it swaps to: a folder (default: $TMPDIR, then /tmp); on a GPU the host's memory: pinned (default) or "
          "unified");
 }
 
 void schedule_of_run(Rows& t, Options& o) {
   t.whole("--val", o.val, 0, "training pictures to hold back for choices").decides = true;
-  t.whole("--patience", o.patience, 0, "stop after so many epochs without a better validation (needs --val; 0: never)");
-  t.text("--checkpoint", o.checkpoint,
+  t.whole("--patience", o.fit.patience, 0,
+          "stop after so many epochs without a better validation (needs --val; 0: never)");
+  t.text("--checkpoint", o.fit.checkpoint,
          "folder for last.safetensors (every epoch, and when stopped) and best.safetensors");
-  t.text("--resume", o.resume,
+  t.text("--resume", o.fit.resume,
          "go on from a checkpoint, or from the last one in a folder; auto: from that in --checkpoint, if there is one");
-  t.whole("--stop-after", o.stop_after, 0, "stop after this step of the run (0: do not)");
-  t.flag("--evaluate", o.evaluate, true, "no training: the test accuracy of the weights of --resume or --import-torch");
+  t.whole<std::int64_t>("--stop-after", o.fit.stop_after, 0, "stop after this step of the run (0: do not)");
+  t.flag("--evaluate", o.fit.evaluate, true,
+         "no training: the test accuracy of the weights of --resume or --import-torch");
 }
 
 void reports(Rows& t, Options& o) {
-  t.text("--metrics", o.metrics,
+  t.text("--metrics", o.fit.metrics,
          "file for metrics, one JSON object a line; replaces an earlier one, --resume goes on with it");
-  t.whole("--log-every", o.log_every, 0, "steps between two step lines in the metrics (0: none)");
-  t.flag("--summary", o.profiler.summary, true, "print the table of modules first");
-  t.text("--dot", o.profiler.dot, "file for a picture of the tape (render it with dot -Tsvg)");
-  t.flag("--profile", o.profiler.profile, true, "print where the time of a step goes");
-  t.text("--trace", o.profiler.trace, "file for Chrome's trace viewer or ui.perfetto.dev");
-  t.flag("--memory", o.profiler.memory, true, "print what uses the memory in a step");
-  t.flag("--overfit-batch", o.overfit_batch, true, "train on one batch only: can the model learn at all?");
-  t.text("--import-torch", o.import_export.import_torch, "PyTorch weights to begin with (safetensors of a state_dict)");
-  t.text("--export-torch", o.import_export.export_torch, "file for the trained weights, for PyTorch (safetensors)");
-  t.text("--export-onnx", o.import_export.export_onnx, "file for the trained model as an ONNX graph");
-  t.text("--tensorboard", o.import_export.tensorboard, "folder for TensorBoard: curves, and histograms once an epoch");
+  t.whole<std::int64_t>("--log-every", o.fit.log_every, 0, "steps between two step lines in the metrics (0: none)");
+  t.flag("--summary", o.fit.profiler.summary, true, "print the table of modules first");
+  t.text("--dot", o.fit.profiler.dot, "file for a picture of the tape (render it with dot -Tsvg)");
+  t.flag("--profile", o.fit.profiler.profile, true, "print where the time of a step goes");
+  t.text("--trace", o.fit.profiler.trace, "file for Chrome's trace viewer or ui.perfetto.dev");
+  t.flag("--memory", o.fit.profiler.memory, true, "print what uses the memory in a step");
+  t.flag("--overfit-batch", o.fit.overfit_batch, true, "train on one batch only: can the model learn at all?");
+  t.text("--import-torch", o.fit.import_export.import_torch,
+         "PyTorch weights to begin with (safetensors of a state_dict)");
+  t.text("--export-torch", o.fit.import_export.export_torch, "file for the trained weights, for PyTorch (safetensors)");
+  t.text("--export-onnx", o.fit.import_export.export_onnx, "file for the trained model as an ONNX graph");
+  t.text("--tensorboard", o.fit.import_export.tensorboard,
+         "folder for TensorBoard: curves, and histograms once an epoch");
 }
 
 void arithmetic(Rows& t, Options& o) {

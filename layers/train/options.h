@@ -7,13 +7,10 @@
 #include <utility>
 #include <vector>
 
-#include "autograd/swap.h"
 #include "core/backend.h"
 #include "datasets/dataset.h"
-#include "layers/export/import_export.h"
 #include "layers/optim/optimizer.h"
-#include "layers/optim/schedule.h"
-#include "layers/train/profiler.h"
+#include "layers/train/fit.h"
 
 namespace tandem {
 
@@ -23,44 +20,30 @@ struct Options {
   std::string data_set = {};
   FolderOptions folder = {};
   std::string model = "smallcnn";
-  int epochs = 8;
+  FitOptions fit = {.epochs = 8};  // but its schedule and settings, which fit_options() fills in
   // Pictures of a step, of which each rank has its share; asynchronous: of a worker's push. 0: --batch auto
   int batch = 128;
   bool chooses_batch = false;  // the program calls choose_batch() (layers/train/choose_batch.h), so --batch may be auto
   int batch_per_rank = 0;      // above 0, instead of batch: so many on each rank
   double learning_rate = 0.05;
-  RateScale lr_scale = RateScale::clipped;  // how the learning rate follows batch_per_rank
   std::string schedule = "one-cycle";
   std::string optimizer = "sgd";  // sgd, lars, adamw, adam, rmsprop
   double momentum = 0.9, weight_decay = 5e-4, label_smoothing = 0, clip = 0;
   bool nesterov = true, augment = false;
-  int cutout = 0;                       // side of the square in pixels; 0: none
-  double mixup = 0;                     // α; 0: none
-  double ema = 0;                       // decay of the weights' average; 0: none
-  int accumulate = 1;                   // batches to a step
-  std::size_t memory_budget = 0;        // bytes; 0: no limit
-  SwapMode swap = SwapMode::automatic;  // how a budget is kept
-  std::string scratch = {};             // where to: FitOptions::scratch
-  bool sync_batch_norm = false;         // over all ranks
-  int patience = 0;                     // epochs without improvement before the run stops; 0: no limit
-  std::string checkpoint = {}, resume = {};
-  bool evaluate = false;  // the weights of `resume` or `exchange.import_torch` on the test pictures, no training
+  int cutout = 0;                          // side of the square in pixels; 0: none
+  double mixup = 0;                        // α; 0: none
   std::vector<float> mean = {}, std = {};  // of the pictures' channels, or one for all; empty: those of the data set
-  int stop_after = 0;                      // steps; 0: no limit
-  std::uint64_t seed = 1;
-  std::string device = "cpu";  // cpu, reference, cuda, cuda:1
-  DType dtype = DType::f32;    // of activations; parameters stay f32
-  int threads = 0;             // 0: default_threads() (core/team.h)
-  int val = 0;                 // training pictures held back for choices
-  std::string metrics = {};
-  ImportExportFiles import_export = {};
-  int log_every = 0;
-  ProfilerOptions profiler = {};
-  bool overfit_batch = false;
+  std::string device = "cpu";              // cpu, reference, cuda, cuda:1
+  DType dtype = DType::f32;                // of activations; parameters stay f32
+  int threads = 0;                         // 0: default_threads() (core/team.h)
+  int val = 0;                             // training pictures held back for choices
   bool deterministic = false, exact_conv = false, tf32 = false;
   std::set<std::string> given = {};        // the names that were on the command line
   std::vector<std::string> accepted = {};  // the names that the program has; empty: all
 };
+
+// What fit() is to do: options.fit, with the schedule and with what else decides how the run goes.
+FitOptions fit_options(const Options& options);
 
 struct OptionSpec {
   std::string name, help, fallback;             // "--batch", what it is, the default as text

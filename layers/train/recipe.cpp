@@ -20,27 +20,11 @@ constexpr double few_steps = 600;
 }  // namespace
 
 FitOptions fit_options(const Options& o) {
-  return {.epochs = o.overfit_batch ? 1 : o.epochs,
-          .schedule = Schedule::parse(o.schedule),
-          .lr_scale = o.lr_scale,
-          .seed = o.seed,
-          .metrics = o.metrics,
-          .log_every = o.log_every,
-          .profiler = o.profiler,
-          .overfit_batch = o.overfit_batch,
-          .import_export = o.import_export,
-          .memory_budget = o.memory_budget,
-          .swap = o.swap,
-          .scratch = o.scratch,
-          .accumulate = o.accumulate,
-          .sync_batch_norm = o.sync_batch_norm,
-          .ema = o.ema,
-          .patience = o.patience,
-          .checkpoint = o.checkpoint,
-          .evaluate = o.evaluate,
-          .resume = o.resume,
-          .stop_after = o.stop_after,
-          .settings = settings_of(o)};
+  FitOptions fit = o.fit;
+  if (fit.overfit_batch) fit.epochs = 1;
+  fit.schedule = Schedule::parse(o.schedule);
+  fit.settings = settings_of(o);
+  return fit;
 }
 
 Settings recipe_of(const FitOptions& options, const Task& task, const Optimizer& optimizer, const Strategy& strategy,

@@ -25,14 +25,14 @@ double median(std::vector<double> v) {
   return v[v.size() / 2];
 }
 
-struct Training {
+struct StepLoop {
   std::unique_ptr<Module> model;
   FlatParameters flat;
   SGD sgd{{.learning_rate = 1e-3, .momentum = 0.9}};
   Variable images;
   Tensor labels;
 
-  Training(Backend& backend, const std::string& name, std::int64_t batch, const FlatMemory& memory)
+  StepLoop(Backend& backend, const std::string& name, std::int64_t batch, const FlatMemory& memory)
       : model(make_model(name, 10, gray(name) ? 1 : 3, gray(name) ? 28 : 32)), flat(*model, backend, 1, memory) {
     const Shape shape = gray(name) ? Shape{batch, 28, 28, 1} : Shape{batch, 32, 32, 3};
     std::vector<double> pixels(std::size_t(shape.numel())), classes(static_cast<std::size_t>(batch));
@@ -62,7 +62,7 @@ int main(int argc, char** argv) {
       const std::int64_t batch = std::atoll(argv[a + 1]);
       Strategy nothing;
       auto strategy = strategy_from_environment();
-      Training alone(*backend, name, batch, {}), shared(*backend, name, batch, strategy->memory());
+      StepLoop alone(*backend, name, batch, {}), shared(*backend, name, batch, strategy->memory());
       alone.sgd.bind(alone.flat);
       shared.sgd.bind(shared.flat);
       strategy->begin(shared.flat, shared.sgd);
@@ -72,7 +72,7 @@ int main(int argc, char** argv) {
         strategy->begin(shared.flat, shared.sgd);
         return std::map<std::string, double>(all.begin(), all.end());
       };
-      auto block = [&](Training& t, Strategy& s, int steps) {
+      auto block = [&](StepLoop& t, Strategy& s, int steps) {
         strategy->sum({});  // all ranks begin together
         const auto begin = std::chrono::steady_clock::now();
         for (int i = 0; i < steps; i++) t.step(s);

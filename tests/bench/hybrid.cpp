@@ -34,7 +34,7 @@ double resident_megabytes() {
   return 0;
 }
 
-struct Training {
+struct StepLoop {
   Net model;
   Task task = classification();
   FlatParameters flat;
@@ -42,7 +42,7 @@ struct Training {
   Variable x;
   Tensor labels;
 
-  Training(Strategy& strategy, Backend& backend, std::int64_t classes, std::int64_t features, std::int64_t rows)
+  StepLoop(Strategy& strategy, Backend& backend, std::int64_t classes, std::int64_t features, std::int64_t rows)
       : model(features, classes), flat((strategy.prepare(model, task, {}), model), backend, 1, strategy.memory()) {
     Philox random(3, Stream::test, 0, std::uint32_t(strategy.rank()));
     std::vector<double> values(std::size_t(rows * features)), y(static_cast<std::size_t>(rows));
@@ -70,7 +70,7 @@ int main(int argc, char** argv) {
     auto backend = cpu_backend(0);
     for (int a = 3; a < argc; a++) {
       auto strategy = strategy_from_environment();
-      Training training(*strategy, *backend, std::atoll(argv[1]), std::atoll(argv[2]),
+      StepLoop training(*strategy, *backend, std::atoll(argv[1]), std::atoll(argv[2]),
                         std::atoll(argv[a]) / strategy->size());
       auto seconds = [&](int steps) {
         strategy->sum({});  // all ranks begin together
