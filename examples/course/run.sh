@@ -3,6 +3,7 @@
 export UCX_HANDLE_ERRORS=none  # a crash in the student's code is none of the network library's
 json=
 [ "$1" = --json ] && json=$1 && shift
+[ $# -gt 0 ] || { echo 'make course: there is no such exercise; N is the number of one' >&2; exit 1; }
 passed=0 all=0
 for program; do
   name=$(basename "$program")
