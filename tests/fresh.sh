@@ -6,10 +6,11 @@
 #            git, make; a copy of this tree
 #   demo     make demo, in an empty build folder
 #   ranks    what the README shows next: build/tandem-run -n 2 build/fashion_mnist
+#   course   make course, as it is handed out and with the solutions
 #   test     make test
 # Without a STEP all of them. TANDEM_DATA, where it is set, is lent to the fresh system; otherwise `make demo` downloads.
 set -eu
-[ $# -gt 0 ] || { sed -n '2,10s/^# //p' "$0" >&2; exit 2; }
+[ $# -gt 0 ] || { sed -n '2,11s/^# //p' "$0" >&2; exit 2; }
 [ "$(id -u)" -eq 0 ] || { echo "fresh.sh: only root can enter another system" >&2; exit 77; }
 root=$(realpath -m "$1")
 shift
@@ -64,10 +65,13 @@ system() {
 }
 for step in "${@:-all}"; do
   case $step in
-    all) "$0" "$root" "$release" system demo ranks test; exit ;;
+    all) "$0" "$root" "$release" system demo ranks course test; exit ;;
     system) system ;;
     demo) timed "make demo" "rm -rf build && make demo" ;;
     ranks) timed "two ranks" "build/tandem-run -n 2 build/fashion_mnist --epochs 1" ;;
+    course)
+      inside "make course | tail -n 9" || true
+      timed "make course SOLUTIONS=1" "make course SOLUTIONS=1" ;;
     test) timed "make test" "make test" ;;
     *) echo "fresh.sh: $step: choose system, demo, ranks or test" >&2; exit 2 ;;
   esac
