@@ -1,14 +1,14 @@
-// Collectives as lists of steps. A step sends one piece and receives another at the same time; received elements
-// replace those in their place or are combined with them. An algorithm is a function from (rank, ranks, elements) to
-// such a list: it can be printed and checked without a network. message_communicator.cpp carries it out.
+// Collectives as lists of steps. A step sends one piece and receives another at the same time. Received elements
+// replace the local elements or are combined with them. An algorithm is a function from (rank, ranks, elements) to such
+// a list: it can be printed and checked without a network. message_communicator.cpp executes it.
 //
-// To send, per rank, M bytes over n ranks (Thakur, Rabenseifner and Gropp 2005):
+// Bytes sent per rank, for M bytes on n ranks (Thakur, Rabenseifner and Gropp 2005):
 //   doubling   log2 n steps of M            all-reduce: least latency
 //   halving    2·log2 n steps, 2(n−1)/n·M   all-reduce: the bound on bytes with few steps
 //   ring       2(n−1) steps, 2(n−1)/n·M     the same bound, each rank exchanges messages with two others only
-//   direct     2(n−1) steps, 2(n−1)/n·M     each piece summed by its owner in one go: one rounding in bf16
+//   direct     2(n−1) steps, 2(n−1)/n·M     each piece is summed by its owner at once: one rounding in bf16
 //   tree       log2 n steps of M            broadcast
-//   scatter-gather  log2 n + n − 1 steps, 2M     broadcast of much: pieces down the tree, then a ring
+//   scatter-gather  log2 n + n − 1 steps, 2M     broadcast of large vectors: pieces down the tree, then a ring
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -46,7 +46,7 @@ Steps all_gather_steps(int rank, int ranks, const Cuts& cuts);
 Steps broadcast_steps(Algorithm algorithm, int rank, int ranks, std::int64_t count, int root);
 Steps barrier_steps(int rank, int ranks);
 
-// Which algorithm up to how many bytes; the last row has no bound. Measured per transport (make bench-network).
+// The algorithm for up to so many bytes; the last row has no bound. Measured per transport (make bench-network).
 struct Choice {
   std::size_t up_to;
   Algorithm algorithm;
@@ -60,7 +60,7 @@ Algorithm choose(const std::vector<Choice>& rows, std::size_t bytes);
 
 // into[i] = combine(into[i], from[i])
 void combine_elements(Combine combine, DType dtype, void* into, const void* from, std::int64_t count);
-// To bf16, rounded, and back.
+// To bf16 with rounding, and back.
 void narrow(bf16* into, const float* from, std::int64_t count);
 void widen(float* into, const bf16* from, std::int64_t count);
 // bf16 into f32, for Steps::wide.

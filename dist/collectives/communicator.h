@@ -1,10 +1,10 @@
 // Communicator: collectives and messages between the ranks of a job. All ranks call the collectives in the same order.
-// Each call returns a Work at once; asking the Work makes progress. Implementations: in-process (ranks are threads),
+// Each call returns a Work at once; polling the Work makes progress. Implementations: in-process (ranks are threads),
 // node (shared memory), UCX between hosts, NCCL on devices. With one rank every call is complete at once.
 //
-// Every collective has a number, and its messages carry (number, operation, type, count). When ranks call different
-// collectives, both calls are named in the error. Every wait has a deadline, except for a rank that is alive and
-// reports that it works. A failed communicator stays failed: the other ranks are told, and every later call throws the
+// Every collective has a number, and its messages contain (number, operation, type, count). If ranks call different
+// collectives, the error names both calls. Every wait has a deadline, except for a rank that is alive and reports that
+// it works. A failed communicator stays failed: the failure is sent to the other ranks, and every later call throws the
 // same CommunicationError.
 //
 // Threads: a communicator and its Works may be used by one thread at a time. wake() may be called from any thread.
@@ -25,8 +25,8 @@ struct CommunicationError : Error {
   int rank;  // the rank at fault; −1: unknown
 };
 
-// Elements in memory that the host can read (of a device, where the communicator is one of devices:
-// dist/collectives/on_devices.h); the caller keeps them alive until the Work is done.
+// Elements in memory that the host can read (device memory if the communicator is for devices:
+// dist/collectives/on_devices.h). The caller keeps them alive until the Work is done.
 struct Buffer {
   void* data = nullptr;
   std::int64_t count = 0;
@@ -47,8 +47,8 @@ Buffer buffer(std::vector<T>& elements) {
 }
 inline Buffer buffer(Tensor& t) { return {t.raw_write(), t.numel(), t.dtype()}; }
 
-// Sums of f32 and f64 are made in their type. Sums of bf16 are made in f32 and rounded once by the rank that owns a
-// piece (small ones: once per exchange). The largest of numbers among which there is a NaN is a NaN.
+// Sums of f32 and f64 are computed in their type. Sums of bf16 are computed in f32 and rounded once by the rank that
+// owns a piece (small ones: once per exchange). The maximum is a NaN if any of the numbers is a NaN.
 enum class Combine : std::uint8_t { sum, max };
 
 // Where the pieces of `count` elements begin: rank r has [cuts[r], cuts[r + 1]). Even ones: ⌊count·r/n⌋.
@@ -82,19 +82,19 @@ class Work {
   std::unique_ptr<Operation> operation_;
 };
 
-// The ranks of a communicator, and whether they still work. Communicators that rest on another one share its group.
+// The ranks of a communicator, and their liveness. Communicators that use another one share its group.
 class Group {
  public:
   Group(int rank, int size) : rank(rank), size(size) {}
   virtual ~Group() = default;
   int rank, size;
   virtual std::string where(int rank) const = 0;  // "rank 2 on node7"
-  // For a wait for something else than a Work, while the other ranks need this one. Throws when one of them has failed
-  // or left.
+  // Call this while waiting for something other than a Work that other ranks depend on. Throws if a rank has failed or
+  // left.
   virtual void check() = 0;
-  // Gives up, and tells the other ranks why: their calls throw this text.
+  // Fails the communicator and sends the reason to the other ranks: their calls throw this text.
   virtual void fail(int culprit, const std::string& text) = 0;
-  // After a failure: the ranks of the job that still reach each other, this one among them; may take seconds. Before:
+  // After a failure: the ranks of the job that still reach each other, including this one; may take seconds. Before:
   // none.
   virtual std::vector<int> survivors() = 0;
 };
@@ -108,8 +108,8 @@ class Communicator {
   int size() const { return group_->size; }
   std::string where(int rank) const { return group_->where(rank); }
 
-  // Between two ranks: messages with the same tag arrive in the order in which they were sent, and must be of the type
-  // and count that the receiver expects.
+  // Between two ranks. Messages with the same tag arrive in the order of sending. Their type and count must be those
+  // that the receiver expects.
   virtual Work send(int to, Buffer data, int tag = 0) = 0;
   virtual Work recv(int from, Buffer data, int tag = 0) = 0;
 
@@ -122,23 +122,23 @@ class Communicator {
   virtual Work all_gather(Buffer data, const Cuts& cuts = {}) = 0;
   virtual Work barrier() = 0;
 
-  // One communicator for each colour, its ranks ordered by (key, rank here); null where the colour is negative. Every
+  // One communicator for each colour, its ranks ordered by (key, current rank); null if the colour is negative. Every
   // rank calls it, and it waits for all.
   virtual std::unique_ptr<Communicator> split(int color, int key) = 0;
 
-  // Memory in which this communicator's collectives need no copies, zeroed; null: any memory will do. Every rank calls
-  // it with the same number of bytes, and it waits for all.
+  // Zeroed memory in which this communicator's collectives need no copies; null: any memory can be used. Every rank
+  // calls it with the same number of bytes, and it waits for all.
   virtual std::shared_ptr<void> allocate(std::size_t bytes) {
     (void)bytes;
     return nullptr;
   }
 
-  virtual void rest() = 0;  // sleeps until something has happened, until wake(), or a few milliseconds
+  virtual void rest() = 0;  // sleeps until an event occurs, until wake(), or for a few milliseconds
   virtual void wake() = 0;
 
   struct Traffic {
     std::uint64_t bytes;    // sent so far
-    std::string transport;  // what carries the messages, in words
+    std::string transport;  // the transport of the messages, as text
   };
   virtual Traffic traffic() const = 0;
 

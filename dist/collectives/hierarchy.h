@@ -1,6 +1,6 @@
-// Several ranks on several hosts. Inside a host in shared memory, between hosts by messages: an all-reduce is a
+// Several ranks on several hosts: shared memory inside a host, messages between hosts. An all-reduce is a
 // reduce-scatter on every host, an all-reduce of each piece between the ranks that hold it (rank k of every host: one
-// lane), and an all-gather on every host. Each host sends 2(h−1)/h·M bytes for h hosts, as if it were one rank.
+// lane), and an all-gather on every host. With h hosts each host sends 2(h−1)/h·M bytes, as if it were one rank.
 //
 // Three stages of different collectives may run at the same time, each stage in the order of the calls.
 #pragma once
@@ -10,8 +10,8 @@
 
 namespace tandem {
 
-// base: a communicator of all ranks, by messages. host: equal on ranks that share memory. All hosts must have the same
-// number of ranks; otherwise, and with one rank on each host, returns `base`. With one host returns its node
+// base: a communicator of all ranks, with messages. host: equal on ranks that share memory. All hosts must have the
+// same number of ranks; otherwise, and with one rank on each host, returns `base`. With one host returns its node
 // communicator. All ranks call this; it waits for all.
 std::unique_ptr<Communicator> hierarchy(std::unique_ptr<Communicator> base, int host);
 

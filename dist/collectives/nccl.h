@@ -1,4 +1,4 @@
-// NCCL: collectives between GPUs, by NVIDIA's library. It is opened when it is wanted, so a program with one GPU needs
+// NCCL: collectives between GPUs, by NVIDIA's library. It is loaded at the first use, so a program with one GPU needs
 // no libnccl.
 //
 // NCCL waits without a deadline and does not notice the death of a rank on the same host. Its communicators are
@@ -18,22 +18,22 @@ namespace tandem {
 struct NcclFunctions;  // dist/collectives/nccl_functions.h
 
 struct NcclLibrary {
-  int version = 0;                           // 22809 is 2.28.9; 0: it cannot be used
-  std::string why_not = {};                  // then
-  const NcclFunctions* functions = nullptr;  // live as long as the program
+  int version = 0;                           // 22809 is 2.28.9; 0: not usable
+  std::string why_not = {};                  // the reason, if it is not usable
+  const NcclFunctions* functions = nullptr;  // valid as long as the program runs
 };
-// libnccl.so.2, opened at the first call.
+// libnccl.so.2, loaded at the first call.
 const NcclLibrary& installed_nccl();
 
 struct NcclOptions {
   double deadline = 300;  // seconds that any wait may last
-  double patience = 1;    // seconds after which ranks that have left are missed: they may have done their part before
+  double patience = 1;  // seconds until ranks that have left cause an error: they may have completed their part before
 };
 
-// Collectives on the memory of `backend`, a device that no other rank has. Every rank calls it, and it waits for all.
-// The caller sees to it that the device is done with a buffer before the call, and leaves the buffer alone until the
-// Work is done; tags of messages between two ranks are ignored: they arrive in the order in which they were sent. Ranks
-// that send to each other call send and recv before they wait for either.
+// Collectives on the memory of `backend`, a device that no other rank uses. Every rank calls it, and it waits for all.
+// Before a call the device must be done with the buffer, and the buffer must stay unchanged until the Work is done.
+// Tags are ignored: messages between two ranks arrive in the order of sending. Ranks that send to each other must call
+// send and recv before they wait for either.
 std::unique_ptr<Communicator> over_nccl(const NcclLibrary& nccl, std::shared_ptr<Communicator> host, Backend& backend,
                                         const NcclOptions& options = {});
 

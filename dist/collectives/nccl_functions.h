@@ -1,4 +1,5 @@
-// What is used of libnccl, as a table: filled from the library, or by a test with functions of its own.
+// The functions of libnccl that are used, as a table. It is filled from the library, or by a test with its own
+// functions.
 #pragma once
 #include <nccl.h>
 

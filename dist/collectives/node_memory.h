@@ -14,19 +14,19 @@ namespace tandem {
 // Any thread.
 class NodeMemory {
  public:
-  // words: of this process, the same for no other incarnation of no other rank of no other job.
+  // words: the label of this process, unique to its job, rank and incarnation.
   explicit NodeMemory(std::string words) : words_(std::move(words)) {}
   ~NodeMemory();
   NodeMemory(const NodeMemory&) = delete;
-  std::shared_ptr<void> share(std::size_t bytes);  // throws Error where there is no memory
-  // The block of another process of this host; empty where there is none, or it cannot be reached. Stays until this
-  // object ends.
+  std::shared_ptr<void> share(std::size_t bytes);  // throws Error if there is not enough memory
+  // The block of another process of this host; empty if there is none or it is not reachable. Valid until this object
+  // is destroyed.
   std::span<std::byte> of(int process, const std::string& words, int number);
 
  private:
   std::string words_;
   std::mutex mutex_;
-  std::vector<int> files_;  // of what this process shares: open for the others
+  std::vector<int> files_;  // of the shared blocks: kept open for the other processes
   std::map<std::pair<std::string, int>, std::span<std::byte>> reached_;
 };
 

@@ -1,5 +1,5 @@
-// Collectives on memory of devices. Our choice: NCCL over all ranks, on one host and between hosts, where every rank
-// has a GPU of its own and the same libnccl; otherwise pinned memory of the hosts (staged.h), and rank 0 says why.
+// Collectives on device memory. Our choice: NCCL over all ranks, on one host and between hosts, if every rank has its
+// own GPU and the same libnccl. Otherwise pinned host memory (staged.h), and rank 0 reports the reason.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -11,22 +11,22 @@
 
 namespace tandem {
 
-// `host`: the same ranks in the hosts' memory, not to be used while anything is under way here. deadline: seconds that
-// any wait may last. Every rank calls it, and it waits for all. `backend` outlives it.
+// `host`: the same ranks, on host memory; do not use it while an operation is in progress here. deadline: seconds that
+// any wait may last. Every rank calls it, and it waits for all. `backend` must outlive it.
 std::unique_ptr<Communicator> on_devices(std::shared_ptr<Communicator> host, Backend& backend, double deadline = 300,
                                          const NcclLibrary& nccl = installed_nccl());
 
-// A communicator for vectors of a backend, which may be a device's, and for a few numbers of the host beside them. On a
-// device these have a communicator of their own: what is under way on its memory begins in an order of its own.
+// A communicator for vectors of a backend, which may be a device, and one for a few numbers in host memory. With a
+// device these are separate communicators, because operations on device memory begin in their own order.
 class DataAndFlags {
  public:
   explicit DataAndFlags(std::shared_ptr<Communicator> host) : host_(std::move(host)) {}
-  // As on_devices(); nccl: null for the installed one. From here to end() the backend stays.
+  // As on_devices(); nccl: null for the installed one. The backend must stay valid until end().
   void begin(Backend& backend, double deadline, const NcclLibrary* nccl);
   void end();
   Communicator& data() { return device_ ? *device_ : *host_; }
   Communicator& flags() { return flags_ ? *flags_ : *host_; }
-  std::uint64_t sent_bytes() const;  // also before the end
+  std::uint64_t sent_bytes() const;  // also valid before the end
 
  private:
   std::shared_ptr<Communicator> host_;

@@ -1,6 +1,5 @@
-// Messages between hosts over UCX active messages: RDMA where there is, TCP otherwise, shared memory inside a host.
-// Endpoints are in UCX's PEER error mode, so that a lost peer ends every request; who was lost, the Control says by
-// name.
+// Messages between hosts over UCX active messages: RDMA if available, TCP otherwise, shared memory inside a host.
+// Endpoints use UCX's PEER error mode, so that a lost peer ends every request. The Control names the lost peer.
 #pragma once
 #include <memory>
 #include <string>
@@ -15,25 +14,27 @@ namespace tandem {
 class Ucx {
  public:
   virtual ~Ucx() = default;
-  // interface_address: of this host; UCX uses that interface (and RDMA devices), unless UCX_NET_DEVICES says otherwise.
-  // What UCX may use, unless its own variables (UCX_TLS, UCX_ZCOPY_THRESH) say otherwise:
+  // interface_address: of this host. UCX uses that interface (and RDMA devices), unless UCX_NET_DEVICES is set.
+  // The transports that UCX may use, unless its variables (UCX_TLS, UCX_ZCOPY_THRESH) are set:
   enum class Use : std::uint8_t {
     all,
-    memory,  // of one host: there is no port
-    // What stands the loss of a peer. Not memory: a rank that is killed or stopped while it writes a message into
-    // another rank's memory keeps that one from all further messages, of any rank. And no sends from the caller's
-    // memory: UCX 1.13 over TCP ends the process by an assertion when such a send is under way to a lost peer.
+    memory,  // shared memory of one host: no port is opened
+    // Transports that tolerate the loss of a peer. Not shared memory: a rank that is killed or stopped while it writes
+    // a message into another rank's memory blocks all further messages to that rank, from any rank. And no sends from
+    // the caller's memory: UCX 1.13 over TCP ends the process by an assertion if such a send to a lost peer is in
+    // progress.
     survives
   };
   static std::shared_ptr<Ucx> open(const std::string& interface_address, Use use = Use::all);
-  // From now on the TCP port hears the ranks' addresses alone. Where that cannot be, stderr says why, once.
+  // From now on the TCP port accepts only the ranks' addresses. If that is impossible, the reason is printed once on
+  // stderr.
   virtual void hear_only(const std::vector<std::string>& addresses) = 0;
-  virtual std::string address() const = 0;  // for the others to connect to
-  // addresses: of all ranks. nonce: the job's; messages with another one are dropped.
+  virtual std::string address() const = 0;  // the address to which other ranks connect
+  // addresses: of all ranks. nonce: the job's; messages with another nonce are dropped.
   virtual std::shared_ptr<Wire> connect(std::vector<std::string> addresses, std::uint64_t nonce,
                                         std::shared_ptr<Control> control) = 0;
-  // The twin of connect() for messages that go where their header says. One worker carries either a wire or a channel.
-  // members: the ranks of the job between which it is, in the order of the addresses; empty: all.
+  // As connect(), for messages that are delivered by their header. A worker has either a wire or a channel. members:
+  // the connected ranks of the job, in the order of the addresses; empty: all.
   virtual std::unique_ptr<Channel> channel(std::vector<std::string> addresses, std::uint64_t nonce,
                                            std::shared_ptr<Control> control, std::vector<int> members = {}) = 0;
   static std::string version();

@@ -1,5 +1,4 @@
-// What the wire and the channel of UCX have in common: the worker, the endpoints, and how they end. Included by
-// ucx*.cpp only.
+// The common part of UCX's wire and channel: the worker, the endpoints, and their end. Included by ucx*.cpp only.
 #pragma once
 #include <poll.h>
 #include <sched.h>
@@ -33,14 +32,15 @@ class Worker : public Ucx, public std::enable_shared_from_this<Worker> {
 
   ucp_context_h context = nullptr;
   ucp_worker_h worker = nullptr;
-  int events = -1, wake = -1;       // descriptors: something has come; another thread calls
-  std::size_t fragment = SIZE_MAX;  // bytes that a message over the network may have, to be handed on as they come
-  bool abandoned = false;           // its peers have given this rank up: UCX must not be called again
+  int events = -1, wake = -1;  // file descriptors: an event of UCX; a call of wake() by another thread
+  // maximum bytes of a network message that UCX delivers without reassembly
+  std::size_t fragment = SIZE_MAX;
+  bool abandoned = false;  // its peers have given this rank up: do not call UCX again
 
  private:
   ucs_status_t create(const std::string& interface_address, Use use, bool in_dev_shm);  // context and worker
-  std::vector<int> ports_;                                                              // of UCX, where it listens
-  bool said_ = false;                                                                   // that they are open
+  std::vector<int> ports_;                                                              // ports on which UCX listens
+  bool said_ = false;  // the warning that they are open was printed
 };
 
 class Link {
@@ -65,10 +65,10 @@ class Link {
     ucs_status_t error = UCS_OK;
   };
 
-  // A message whose place is not known yet.
+  // A received message whose destination is not known yet.
   struct Arrival {
     int from;
-    void* data;  // UCX's: until the callback returns, or as long as it is held
+    void* data;  // owned by UCX; valid until the callback returns, or while it is held
     std::size_t bytes;
     bool rendezvous, held = false;
     std::string copy = {};
@@ -76,17 +76,17 @@ class Link {
   static Arrival arrival(int from, void* data, std::size_t bytes, const ucp_am_recv_param_t& param) {
     return {from, data, bytes, (param.recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0};
   }
-  // Keeps it after the callback, which returns this.
+  // Keeps the message after the callback. The callback must return the result.
   static ucs_status_t keep(Arrival& a, const ucp_am_recv_param_t& param) {
     a.held = a.rendezvous || (param.recv_attr & UCP_AM_RECV_ATTR_FLAG_DATA);
     if (!a.held) a.copy.assign(static_cast<const char*>(a.data), a.bytes);
     return a.held ? UCS_INPROGRESS : UCS_OK;
   }
-  // Its bytes, to where they belong. What UCX says: a request that is under way, an error, or null: they are there.
+  // Copies its bytes to `to`. Returns UCX's result: a request in progress, an error, or null if it is done.
   ucs_status_ptr_t receive(Arrival& a, void* to) {
     if (a.rendezvous) {
       const ucp_request_param_t p = on_host();
-      a.held = false;  // UCX's again
+      a.held = false;  // UCX owns it again
       return ucp_am_recv_data_nbx(worker_, a.data, to, a.bytes, &p);
     }
     if (a.bytes > 0) std::memcpy(to, a.copy.empty() ? a.data : a.copy.data(), a.bytes);
@@ -104,7 +104,7 @@ class Link {
     p.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG |
                    UCP_AM_HANDLER_PARAM_FIELD_FLAGS;
     p.id = id;
-    p.cb = call;  // null: none from now on
+    p.cb = call;  // null: removes the handler
     p.arg = self;
     p.flags = UCP_AM_FLAG_WHOLE_MSG;
     UCX_CHECK(ucp_worker_set_am_recv_handler(worker_, &p));
@@ -115,8 +115,8 @@ class Link {
     p.memory_type = UCS_MEMORY_TYPE_HOST;
     return p;
   }
-  // Ends a request that is given up: its memory must not be touched once this is over, and UCX lets go of it when the
-  // request has ended.
+  // Ends an abandoned request. Its memory must not be accessed after this call; UCX frees the request when it has
+  // ended.
   void give_up(void* request, int peer) {
     if (!request || given_up()) return;
     ucp_request_cancel(worker_, request);
@@ -128,7 +128,7 @@ class Link {
     }
     ucp_request_free(request);
   }
-  // UCX 1.13 over TCP ends the process by an assertion when it is called after the peers have given this rank up.
+  // UCX 1.13 over TCP ends the process by an assertion if it is called after the peers have given this rank up.
   bool given_up() {
     if (control_->given_up()) ucx_->abandoned = true;
     return ucx_->abandoned;
@@ -147,10 +147,10 @@ class Link {
   void sleep(int looks) {
     for (int i = 0; i < looks; i++)
       if (progress()) return;
-    // Called again and again for nothing: what is to come may need this core, and in real time nobody would take it
-    // from us.
+    // Repeated sleeps without progress: the awaited process may need this core, and under real-time scheduling the
+    // kernel would not preempt this process.
     if (++in_vain_ > 10) sched_yield();
-    if (ucp_worker_arm(worker_) != UCS_OK) return;  // something has come meanwhile
+    if (ucp_worker_arm(worker_) != UCS_OK) return;  // an event has occurred meanwhile
     pollfd p[] = {{ucx_->events, POLLIN, 0}, {ucx_->wake, POLLIN, 0}};
     if (poll(p, 2, 10) == 0) in_vain_ = 0;
     std::uint64_t count;
@@ -170,7 +170,7 @@ class Link {
     }
   }
 
-  // UCX knows that a connection is lost, the Control why: it gets a moment to say so.
+  // UCX reports that a connection is lost, and the Control the reason. Waits half a second for the reason.
   [[noreturn]] void lost(int peer, const std::string& operation, ucs_status_t status) {
     for (int i = 0; i < 100; i++) {
       control_->check();
@@ -217,7 +217,7 @@ class Link {
   std::vector<int> members_;
   std::uint64_t nonce_;
   std::vector<Peer> peers_;
-  int in_vain_ = 0;  // sleeps, one after the other, that something ended and nothing came of
+  int in_vain_ = 0;  // consecutive sleeps that an event ended without progress
 };
 
 }  // namespace tandem::ucx

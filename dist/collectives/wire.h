@@ -1,9 +1,9 @@
-// Wire: messages between the ranks of a job, for message_communicator.cpp; in-process (in_process.cpp) and UCX
-// (ucx.cpp).
+// Wire: messages between the ranks of a job, for message_communicator.cpp. Implementations: in-process (in_process.cpp)
+// and UCX (ucx.cpp).
 //
-// A message is matched by (from, context, number, kind) and, within these, in the order of sending. When it meets the
-// receive that waits for it, the rest of the two headers must be equal: a difference is a disagreement between the
-// programs, and the text names both sides.
+// A message is matched by (from, context, number, kind), and among equal ones in the order of sending. When it matches
+// a waiting receive, the rest of the two headers must be equal. A difference means that the ranks' programs differ, and
+// the error text names both sides.
 #pragma once
 #include <memory>
 #include <string>
@@ -17,8 +17,8 @@ enum class Kind : std::uint8_t { message, broadcast, all_reduce, reduce_scatter,
 const char* name_of(Kind kind);
 
 struct Header {
-  std::uint64_t context = 0;  // of the communicator: a split has one of its own
-  std::uint32_t number = 0;   // of the collective on its communicator, from 1; of a message: its tag
+  std::uint64_t context = 0;  // of the communicator: each split has its own
+  std::uint32_t number = 0;   // of the collective on its communicator, from 1; for a message: its tag
   Kind kind = Kind::message;
   DType dtype = DType::f32;
   Combine combine = Combine::sum;
@@ -32,15 +32,15 @@ struct Header {
 };
 std::string describe(const Header& header);  // "all_reduce #3 (sum of 1024 f32)"
 
-// What a rank is at: to find, when a wait is too long, who keeps all the others waiting.
+// The state of a rank's wait. After too long a wait, these edges show which rank delays all others.
 struct WaitForEdge {
-  int waits_for = -1;       // rank in the job; −1: for nobody
-  std::uint64_t steps = 0;  // how far it is: grows from step to step, and from one collective to the next
+  int waits_for = -1;       // rank in the job; −1: none
+  std::uint64_t steps = 0;  // progress: increases with every step and every collective
   bool left = false;
-  Header in = {};  // what it waits in
+  Header in = {};  // the operation in which it waits
 };
-// Follows the waiting from `rank` to one that waits for nobody. Where ranks wait for each other in a circle a message
-// was lost: to one that is behind, from the one ahead of it for which it waits.
+// Follows the edges from `rank` to a rank that waits for none. If ranks wait for each other in a cycle, a message was
+// lost. Then the result is its sender: the rank that is furthest ahead of a rank that waits for it.
 int culprit(const std::vector<WaitForEdge>& all, int rank);
 
 class Wire {
@@ -50,7 +50,7 @@ class Wire {
   virtual int size() const = 0;
   virtual std::string where(int rank) const = 0;
 
-  // One message under way; destroying it gives it up, and its memory is not touched afterwards.
+  // A message in progress. Destroying it abandons it; its memory is not accessed afterwards.
   class Request {
    public:
     virtual ~Request() = default;
@@ -60,37 +60,39 @@ class Wire {
   virtual std::unique_ptr<Request> recv(int from, const Header& header, void* data, std::size_t bytes) = 0;
 
   virtual void progress() = 0;  // throws CommunicationError when another rank has failed
-  // Until something has happened, until wake(), or a few milliseconds; looks so many times before it sleeps.
+  // Sleeps until an event occurs, until wake(), or for a few milliseconds; polls `looks` times before it sleeps.
   virtual void rest(int looks) = 0;
   virtual void wake() = 0;
   virtual std::uint64_t bytes_sent() const = 0;
   virtual std::string transport() const = 0;
 
-  // A collective begins. A wire that sees what all ranks began can name a disagreement at once.
+  // Called when a collective begins. A wire that receives the announcements of all ranks can report a difference at
+  // once.
   virtual void announce(const Header& header, int ranks) { (void)header, (void)ranks; }
   virtual void report_wait(const WaitForEdge& edge) = 0;
-  // Has ended. If that was because of a failure, progress() knows of it now: ask that before you blame this rank.
+  // True if the rank has ended. If a failure was the cause, progress() throws it now: call that before naming this
+  // rank.
   virtual bool left(int rank) const = 0;
-  // After a wait of too long: who is to blame, as far as can be known. Throws CommunicationError when another rank has
-  // failed.
+  // After a wait of too long: the rank at fault, as far as it can be determined. Throws CommunicationError if another
+  // rank has failed.
   int blame(int waits_for) {
     const int suspect = last_in_line(waits_for);
-    progress();  // a suspect that has left because of a failure has told of it before
+    progress();  // a rank that left because of a failure has reported it before
     return suspect;
   }
-  // Is alive, and waits for nobody: it may take as long as it likes.
+  // True if the rank is alive and waits for none: there is no deadline for it.
   virtual bool works(int rank) const { return (void)rank, false; }
   virtual void fail(int culprit, const std::string& text) = 0;
-  virtual std::vector<int> survivors() = 0;  // after a failure: those that still reach each other
+  virtual std::vector<int> survivors() = 0;  // after a failure: the ranks that still reach each other
 
  private:
-  virtual int last_in_line(int waits_for) = 0;  // culprit() of where all ranks stand; perhaps one that has left
+  virtual int last_in_line(int waits_for) = 0;  // culprit() of the current edges of all ranks; may have left
 };
 
-// What a communicator of messages rests on; throws for another one.
+// The basis of a communicator with messages; messages_under() throws for other communicators.
 struct Messages {
   std::shared_ptr<Wire> wire;
-  std::vector<int> job_ranks;  // of its ranks
+  std::vector<int> job_ranks;  // the job ranks of the communicator's ranks
   double deadline;
 };
 Messages messages_under(const Communicator& communicator);

@@ -1,14 +1,15 @@
-// The control plane: liveness, failures and membership, on connections of its own. A thread in every rank sends its
-// state to rank 0 each second, and rank 0 sends the states of all ranks to all. A rank whose connection closes has
-// died. A rank that is silent for Deadlines::silence counts as dead. Deaths, and failures that a rank reports, are sent
-// to all ranks with the rank's name. After a failure this class runs the survivor agreement. A pause of
-// Deadlines::patience without progress is not a failure: rank 0 prints one warning that names who waits for whom.
+// The control plane: liveness, failures and membership, on its own connections. A thread in every rank sends its state
+// to rank 0 each second, and rank 0 sends the states of all ranks to all. A rank whose connection closes has died. A
+// rank that is silent for Deadlines::silence counts as dead. Deaths, and failures that a rank reports, are sent to all
+// ranks with the rank's name. After a failure this class runs the survivor agreement. A pause of Deadlines::patience
+// without progress is not a failure: rank 0 prints one warning that names the waiting ranks and the ranks that they
+// wait for.
 //
 // It also has the all-gather of texts, with which ranks exchange addresses before there is a communicator.
 //
 // In a job that continues without lost ranks, death or silence of a rank other than 0 is not a failure. Rank 0 frees
-// its slot and tells all ranks. If the lost rank is only stopped and wakes up, it learns that it was given up and
-// fails; the others do not. A process that rejoins through the listener of rank 0 gets the slot.
+// its slot and informs all ranks. If the lost rank was only stopped and wakes up, it receives the message that it was
+// given up and fails; the others do not fail. A process that rejoins through the listener of rank 0 gets the slot.
 #pragma once
 #include <atomic>
 #include <condition_variable>
@@ -32,12 +33,12 @@ namespace tandem {
 
 class Control {
  public:
-  // Takes the connections of the rendezvous, and its listener, at rank 0. Until begin() the ranks have no names but
-  // their numbers, and the job ends with any rank that is lost.
+  // Takes the connections of the rendezvous, and at rank 0 its listener. Until begin() the ranks are named by their
+  // numbers only, and the job ends if any rank is lost.
   Control(Rendezvous& rendezvous, const Deadlines& deadlines);
   Control(Rendezvous& rendezvous, Membership membership, const Deadlines& deadlines);  // has begun
   void begin(Membership membership, std::unique_ptr<SurvivorAgreement> survivor_agreement = nullptr);
-  ~Control();  // says good-bye; in a job that goes on: unless an exception is on its way
+  ~Control();  // sends a good-bye; in a job that continues without lost ranks, not during an exception
   Control(const Control&) = delete;
 
   int rank() const { return rank_; }
@@ -48,15 +49,14 @@ class Control {
   }
   const Deadlines& deadlines() const { return deadlines_; }
   double deadline() const { return deadlines_.wait; }
-  const Membership& membership() const { return membership_; }  // as it was when this rank came
+  const Membership& membership() const { return membership_; }  // at the time when this rank joined
   bool goes_on() const { return goes_on_; }
-  // What every rank gives, in the order of ranks: all call it, in the same order, and it waits for all; at most 1 MiB
-  // each. One thread at a time. Throws Error that names a rank which has left or does not come.
+  // Returns the text of every rank, in the order of ranks. All ranks call it in the same order, and it waits for all;
+  // at most 1 MiB each. One thread at a time. Throws Error that names a rank which has left or does not arrive.
   std::vector<std::string> gather(const std::string& mine);
 
-  // Any thread. Throws CommunicationError when the job has failed. After a pause of this process (SIGSTOP) it first
-  // waits until everything that rank 0 has sent meanwhile is read: a rank that was given up must not use the network
-  // again.
+  // Any thread. Throws CommunicationError if the job has failed. After a pause of this process (SIGSTOP) it first waits
+  // until everything that rank 0 has sent meanwhile is read: a rank that was given up must not use the network again.
   void check() const {
     if (failed_.load(std::memory_order_acquire)) raise();
     if (paused()) wait_until_read();
@@ -64,37 +64,40 @@ class Control {
   bool given_up() const {  // rank 0 has given this rank up
     return failed_.load(std::memory_order_acquire) && goes_on_ && culprit_ == rank_;
   }
-  bool gone(int rank) const { return gone_[std::size_t(rank)].load(std::memory_order_acquire); }  // said good-bye
-  bool lost(int rank) const;  // in a job that goes on: it was lost at some time since this rank came
-  // Several communicators of a rank may wait at the same time; who: one of them.
+  // it has sent a good-bye
+  bool gone(int rank) const { return gone_[std::size_t(rank)].load(std::memory_order_acquire); }
+  bool lost(int rank) const;  // in a job that continues: it was lost at some time after this rank joined
+  // Several communicators of a rank may wait at the same time; `who` identifies one of them.
   void report_wait(const void* who, const WaitForEdge& edge);
   int last_in_line(int waits_for) const;
-  bool works(int rank) const;  // as it has said: it waits for nobody, and has not left
+  bool works(int rank) const;  // by its last report: it waits for no rank, and has not left
   void fail(int culprit, const std::string& text);
-  // Called by the thread here after a failure, a change or a good-bye; it must not wait. who: for the end, with null.
+  // The control thread calls `wake` after a failure, a change or a good-bye; it must not wait. A null `wake` removes
+  // it.
   void on_event(const void* who, std::function<void()> wake);
-  // Of a job that goes on: how many changes there were since this rank came, and one of them, from 0.
+  // In a job that continues: the number of changes since this rank joined, and one of them, from 0.
   std::size_t changes() const { return change_count_.load(std::memory_order_acquire); }
   std::uint64_t generation() const { return membership_.generation + changes(); }
   Change change(std::size_t index) const;
-  // This rank reaches that one no more, though rank 0 may: it is given up, or, where that is rank 0, this rank is.
+  // This rank cannot reach `rank` any more, though rank 0 may. Rank 0 gives `rank` up; if it is 0, this rank is given
+  // up.
   void accuse(int rank, const std::string& why);
-  double longest_silence() const { return longest_silence_; }  // between two heartbeats of a rank that lives; seconds
+  double longest_silence() const { return longest_silence_; }  // between two heartbeats of a live rank; seconds
   // After a failure: the ranks that still reach each other; waits for the survivor agreement, a few seconds at most.
   // Before: none.
   std::vector<int> survivors();
 
  private:
   static constexpr std::size_t longest_frame = 16 << 20;
-  struct Peer {  // at rank 0 one for each rank, elsewhere one for rank 0
+  struct Peer {  // at rank 0 one for each rank, on other ranks one for rank 0
     int fd = -1;
-    bool over = false;  // nothing is expected from there any more
-    double heard = 0;   // when
+    bool over = false;  // no more frames are expected from it
+    double heard = 0;   // time of the last receipt
     FrameWriter out = {};
     FrameReader in{longest_frame};
   };
   void apply(Membership membership);
-  void wake_all();  // under the lock
+  void wake_all();  // call with the lock held
   void call_roll();
   void take(int rank, const WaitForEdge& edge, const std::string& in);
   std::vector<WaitForEdge> wait_for_graph() const;
@@ -102,10 +105,10 @@ class Control {
   void failed(int culprit, const std::string& text);
   void changed(const Change& change);
   [[noreturn]] void raise() const;
-  bool paused() const;  // the thread has read nothing for so long that rank 0 may have given this rank up
+  bool paused() const;  // the thread has not read for so long that rank 0 may have given this rank up
   void wait_until_read() const;
 
-  // The thread's.
+  // Used by the thread only.
   void run();
   void wait_for_events(double seconds);
   bool carry_out_orders();
@@ -126,35 +129,35 @@ class Control {
   int rank_;
   std::vector<std::string> names_;
   Deadlines deadlines_;
-  std::vector<Peer> peers_;  // the thread's, and what follows
+  std::vector<Peer> peers_;  // this and the following: used by the thread only
   double looked_ = 0;
-  std::atomic<double> read_{0};  // all that had come by then has been read by the thread
+  std::atomic<double> read_{0};  // the thread has read everything that arrived before this time
   std::atomic<double> longest_silence_{0};
   mutable std::mutex mutex_;
   struct Told {
     WaitForEdge edge;
-    std::string in;    // what it waits in, in words
-    double since = 0;  // when it first stood so
+    std::string in;    // the operation in which it waits, as text
+    double since = 0;  // when this state began
   };
-  std::map<const void*, WaitForEdge> mine_;  // of those that wait
+  std::map<const void*, WaitForEdge> mine_;  // of the communicators that wait
   std::vector<Told> told_;
-  bool warned_ = false;  // of this standstill
+  bool warned_ = false;  // a warning was printed for the current standstill
   std::vector<std::atomic<bool>> gone_;
   std::atomic<bool> failed_{false};
   std::string text_;
   int culprit_ = -1;
-  std::vector<Frame> outgoing_;  // a failure or accusation that the thread has to tell
+  std::vector<Frame> outgoing_;  // failures and accusations that the thread has to send
   std::map<const void*, std::function<void()>> wake_;
-  std::map<std::uint64_t, std::vector<std::optional<std::string>>> texts_;  // of gatherings that are not over
+  std::map<std::uint64_t, std::vector<std::optional<std::string>>> texts_;  // of gatherings in progress
   std::uint64_t gatherings_ = 0;
   std::condition_variable gathered_;
   std::atomic<bool> goes_on_{false};
   Membership membership_;
-  std::vector<MemberSlot> slots_;  // as they are now, at rank 0; the thread's
+  std::vector<MemberSlot> slots_;  // the current slots, at rank 0; used by the thread only
   std::unique_ptr<RendezvousListener> listener_;
   std::vector<Change> changes_;
   std::atomic<std::size_t> change_count_{0};
-  std::vector<std::pair<int, std::string>> accused_;  // at rank 0, by itself
+  std::vector<std::pair<int, std::string>> accused_;  // by rank 0 itself
   bool leaves_well_ = true, fails_ = false;
   std::unique_ptr<SurvivorAgreement> survivor_agreement_;
   std::vector<int> survivors_;  // empty until the survivor agreement is over

@@ -1,5 +1,6 @@
-// Which rank of how many this process is, as its launcher put it into the environment: torchrun (and tandem-run, which
-// uses the same names), Open MPI, MPICH, MVAPICH, Slurm, Kubeflow. A family that is half there is refused, by name.
+// The rank of this process and the number of ranks, from the environment that its launcher set: torchrun (and
+// tandem-run, which uses the same names), Open MPI, MPICH, MVAPICH, Slurm, Kubeflow. A family that is incomplete is
+// refused by name.
 #pragma once
 #include <functional>
 #include <string>
@@ -7,21 +8,22 @@
 namespace tandem {
 
 struct Place {
-  std::string family = {};  // "torchrun", "Open MPI", …; empty: nothing was set
+  std::string family = {};  // "torchrun", "Open MPI", …; empty: no variable is set
   int rank = 0, size = 1;
-  int local_rank = -1, local_size = -1;  // on this host; −1: the launcher does not say
-  std::string master = {};               // host of rank 0; empty: the launcher does not say
-  int port = 0;                          // 0: any
-  std::string job = {};                  // the same for all ranks of a job on a host, and for no other job there
-  // All ranks are known to be on this host: then rank 0 chooses a port, and the others find it by the job's name.
+  int local_rank = -1, local_size = -1;  // on this host; −1: not set by the launcher
+  std::string master = {};               // host of rank 0; empty: not set by the launcher
+  int port = 0;                          // 0: any port
+  std::string job = {};  // the same for all ranks of a job on a host, and different for other jobs there
+  // True if all ranks are known to be on this host. Then rank 0 chooses a port, and the others find it by the job's
+  // name.
   bool one_host() const;
 };
 
-// Null where a variable is not set.
+// Null if a variable is not set.
 using Variables = std::function<const char*(const char* name)>;
 Variables process_environment();
 
-// Throws UsageError that names the variables when a family is incomplete or makes no sense.
+// Throws UsageError that names the variables if a family is incomplete or inconsistent.
 Place place_in(const Variables& variables = process_environment());
 
 // The first host of Slurm's list: "node[07-12,15],login" → "node07".

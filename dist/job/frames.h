@@ -1,6 +1,6 @@
-// Frames: whole messages on a TCP connection, each a head (length, type, sequence number) and its bytes. The rendezvous
-// sends and receives them one at a time and waits; the control plane queues them and never waits. Several texts in one
-// message are a bundle.
+// Frames: whole messages on a TCP connection, each with a header (length, type, sequence number) and its bytes. The
+// rendezvous sends and receives one frame at a time and waits; the control plane queues frames and never waits. Several
+// texts in one message are a bundle.
 #pragma once
 #include <cstdint>
 #include <deque>
@@ -15,17 +15,17 @@ struct Frame {
   std::string bytes = {};
 };
 
-// The sending side of a connection that must not block. Frames are sent whole and in order; bytes that the
-// kernel does not take stay in the queue. One thread.
+// The sending side of a connection that must not block. Frames are sent whole and in order; bytes that the kernel does
+// not accept stay in the queue. One thread.
 class FrameWriter {
  public:
   void put(std::uint32_t type, const std::string& bytes);
-  void flush(int connection);  // as much as the kernel takes now. A broken connection is found by the reader
+  void flush(int connection);  // as much as the kernel accepts now. The reader detects a broken connection
   bool empty() const { return queue_.empty(); }
 
  private:
   std::deque<std::string> queue_;
-  std::size_t sent_ = 0;      // bytes of the first one
+  std::size_t sent_ = 0;      // bytes of the first frame
   std::uint64_t number_ = 0;  // of the last frame, from 1
 };
 
@@ -34,8 +34,8 @@ class FrameReader {
  public:
   explicit FrameReader(std::size_t longest) : longest_(longest) {}
   enum class Got : std::uint8_t { nothing, bytes, end };  // end: the connection is closed or broken
-  Got receive(int connection);                            // all that is there; does not wait
-  // The next whole frame. Throws Error where the bytes are no frames: one is missing, too long or cut.
+  Got receive(int connection);                            // all available bytes; does not wait
+  // The next whole frame. Throws Error if the bytes are not valid frames: one is missing, too long or truncated.
   std::optional<Frame> next();
 
  private:
@@ -44,20 +44,20 @@ class FrameReader {
   std::uint64_t number_ = 0;  // of the last frame
 };
 
-// One frame without a number, before a FrameWriter has the connection. Throw Error when the other side is gone or takes
-// longer.
+// One frame without a number, before a FrameWriter uses the connection. They throw Error if the peer is gone or the
+// time runs out.
 void send_frame(int connection, const std::string& bytes, double seconds);
 std::string receive_frame(int connection, double seconds);
 
-// Several texts in one, and back. Throws Error where it is damaged.
+// Several texts in one, and back. Throws Error if it is damaged.
 std::string bundle(const std::vector<std::string>& texts);
 std::vector<std::string> unbundle(const std::string& bundled);
 
 double now();  // of the steady clock, in seconds
 
-// All of these bytes, or so many. `until`: see now(). Throw Error.
+// Sends all bytes, or receives `count` bytes. `until`: see now(). They throw Error.
 void send_all(int connection, const std::string& bytes, double until);
 std::string receive_all(int connection, std::size_t count, double until);
-bool ready(int connection, short events, double until);  // poll's; false: not until then
+bool ready(int connection, short events, double until);  // events as for poll(); false: not ready until then
 
 }  // namespace tandem

@@ -1,6 +1,6 @@
 // Handshake: both sides of a TCP connection prove to each other that they know the job's token (HMAC-SHA256 over both
-// sides' random numbers: nothing of the token crosses the network, and what was heard cannot be used again).
-// Connections that send something else, or nothing, are closed after a few seconds and do not delay others.
+// sides' random numbers: the token is not sent, and recorded messages cannot be used again). Connections that send
+// something else, or nothing, are closed after a few seconds and do not delay others.
 #pragma once
 #include <string>
 #include <vector>
@@ -9,8 +9,8 @@
 
 namespace tandem {
 
-// A socket on a free port (port 0) or a given one, of all addresses or of the loopback interface alone. The kernel
-// refuses connections until it listens. Throws Error when the port is taken.
+// A socket on a free port (port 0) or a given one, on all addresses or only on the loopback interface. The kernel
+// refuses connections until it listens. Throws Error if the port is in use.
 int bound_socket(bool loopback, int port);
 int port_of(int socket);
 std::string address_of(int connection);  // "10.0.0.3": of this side
@@ -19,13 +19,13 @@ bool is_loopback(const std::string& address);
 // The side that listens.
 class HandshakeListener {
  public:
-  HandshakeListener(int socket, std::string token);  // takes the socket, and listens
+  HandshakeListener(int socket, std::string token);  // takes ownership of the socket, and listens
   ~HandshakeListener();
   HandshakeListener(const HandshakeListener&) = delete;
 
   struct Accepted {
-    int connection;   // the caller's to close
-    int rank, ranks;  // as it says
+    int connection;   // the caller must close it
+    int rank, ranks;  // as the peer states
     std::string address;
   };
   // The peers that have proven that they know the token. Waits at most `seconds`; the result is often empty.
@@ -44,7 +44,7 @@ class HandshakeListener {
   std::vector<UnauthenticatedPeer> unauthenticated_;
 };
 
-// The side that connects: a connection to a listener of the same token. Throws Error that says why there is none.
+// The side that connects: to a listener with the same token. Throws Error with the reason if that fails.
 int connect_with_token(const std::string& address, int port, const std::string& token, int rank, int ranks,
                        double seconds);
 

@@ -1,5 +1,5 @@
-// Job: the ranks that were started together, of which this process is one. It is made from the environment. It has the
-// ranks and their hosts, the control plane, and makes communicators and channels.
+// Job: the ranks that were started together, one of which is this process. It is created from the environment. It
+// contains the ranks and their hosts and the control plane, and it creates communicators and channels.
 //
 //   Job job;                                   // waits for all ranks
 //   auto everybody = job.communicator();       // shared memory on a host, UCX between hosts
@@ -22,15 +22,15 @@ namespace tandem {
 class Ucx;
 
 struct JobOptions {
-  // The job goes on when a rank other than 0 is lost. With TANDEM_INCARNATION=1 (2, …) this process comes back as a
-  // rank that the job has lost, from any host that reaches rank 0.
+  // The job continues when a rank other than 0 is lost. With TANDEM_INCARNATION=1 (2, …) this process rejoins as a lost
+  // rank, from any host that reaches rank 0.
   bool goes_on = false;
   Variables variables = process_environment();
 };
 
 class Job {
  public:
-  // Throws UsageError when something must be set, Error when ranks are missing or do not fit together.
+  // Throws UsageError if a setting is missing, Error if ranks are missing or inconsistent.
   explicit Job(const JobOptions& options = {});
   ~Job();
 
@@ -42,17 +42,17 @@ class Job {
   int hosts() const;
   int host(int rank) const { return hosts_[std::size_t(rank)]; }
   std::vector<int> ranks_on(int host) const;
-  int local_rank() const;  // this rank's place among those of its host
-  // The ranks that have this one's place on their hosts, a rank of each. Throws UsageError unless all hosts have as
-  // many ranks.
+  int local_rank() const;  // this rank's index among the ranks of its host
+  // The ranks with this one's local rank, one of each host. Throws UsageError unless all hosts have the same number of
+  // ranks.
   std::vector<int> lane() const;
 
   std::unique_ptr<Communicator> communicator();
   std::unique_ptr<Communicator> on_host();
-  // The ranks that have this one's place on their hosts.
+  // Connects the ranks of lane().
   std::unique_ptr<Communicator> across_hosts();
-  // Between the ranks of a group that holds this one; empty: all. Every rank of the job calls it, each with its own
-  // group. In a job that goes on there is one channel for each rank.
+  // Connects the ranks of `group`, which contains this rank; empty: all ranks. Every rank of the job calls it, each
+  // with its own group. In a job that continues without lost ranks, each rank has one channel.
   std::unique_ptr<Channel> channel(std::vector<int> group = {});
 
  private:
@@ -68,7 +68,8 @@ class Job {
   const bool goes_on_;
   std::vector<int> hosts_{0};  // by rank
   std::shared_ptr<Control> control_;
-  std::shared_ptr<Ucx> ucx_;  // the channel's, in a job that goes on: its address is on the address record
+  // the channel's, in a job that continues without lost ranks: the address record contains its address
+  std::shared_ptr<Ucx> ucx_;
 };
 
 }  // namespace tandem

@@ -1,5 +1,5 @@
-// Who may connect to a port that a library has opened: the kernel drops what comes from other addresses before the
-// library sees it.
+// Restricts the peers of a port that a library has opened: the kernel drops packets from other addresses before the
+// library receives them.
 #pragma once
 #include <string>
 #include <vector>
@@ -9,8 +9,9 @@ namespace tandem {
 // Descriptors of this process that listen for TCP connections.
 std::vector<int> listening_sockets();
 
-// From now on the socket hears those IPv4 addresses alone ("10.0.0.3"), and nobody where there are none. Otherwise
-// nothing is changed, and it says why: IPv6, too many addresses, a kernel without such filters. Empty: it is so.
+// From now on the socket accepts packets only from those IPv4 addresses ("10.0.0.3"); if the list is empty, from none.
+// Returns empty on success. Otherwise nothing is changed, and it returns the reason: IPv6, too many addresses, a kernel
+// without such filters.
 std::string hear_only(int socket, const std::vector<std::string>& addresses);
 
 }  // namespace tandem

@@ -1,6 +1,6 @@
-// Survivor agreement: which ranks still reach each other after a failure. Every rank has a port that refuses
-// connections. When the job has failed, the rank opens it, and each rank connects to all others with the handshake of
-// the rendezvous. This also works when rank 0 has failed or the network is split.
+// Survivor agreement: determines which ranks still reach each other after a failure. Every rank has a port that refuses
+// connections. After a failure the rank opens its port. Each pair of ranks connects with the handshake of the
+// rendezvous; the rank with the larger number connects. This also works if rank 0 has failed or the network is split.
 #pragma once
 #include <string>
 #include <vector>
@@ -11,13 +11,13 @@ namespace tandem {
 
 class SurvivorAgreement {
  public:
-  // socket: bound, at the port on this rank's address record; it is taken. records: of all ranks.
+  // socket: bound to the port in this rank's address record; takes ownership of it. records: of all ranks.
   SurvivorAgreement(int rank, int socket, std::string token, std::vector<AddressRecord> records);
   ~SurvivorAgreement();
   SurvivorAgreement(const SurvivorAgreement&) = delete;
 
-  // The ranks that found this one and were found by it, itself among them, in order; once. Ends as soon as all have
-  // been found but those that are known to be lost, and after `seconds` at the latest.
+  // The ranks that are connected with this one in either direction, and itself, in order; call it once. It ends as soon
+  // as all ranks that are not known to be lost were found, and after `seconds` at the latest.
   std::vector<int> answer(const std::vector<bool>& lost, double seconds = 2);
 
  private:

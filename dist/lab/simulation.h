@@ -1,5 +1,5 @@
-// A simulated run (simulator.h): the virtual clock, the workers' batches and gradients, evaluations.
-// What happens when a worker's step has ended is a Method (simulated_methods.cpp).
+// A simulated run (simulator.h): the virtual clock, the workers' batches and gradients, and evaluations. A Method
+// (simulated_methods.cpp) handles the end of a worker's step.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -18,34 +18,34 @@ namespace tandem {
 
 class Simulation;
 
-// What happens when a worker's step has ended. Everything that a method changes it changes in these calls.
+// Handles the end of a worker's step. A method changes its state only in these calls.
 class Method {
  public:
   virtual ~Method() = default;
-  virtual double way_there() const { return 0; }                   // seconds from a worker's gradient to its arrival
-  virtual void arrived(int worker) = 0;                            // a gradient
-  virtual void visited(int worker) { (void)worker; }               // what Simulation::visit() asked for
-  virtual const Tensor& weights() = 0;                             // as they are to be evaluated
+  virtual double way_there() const { return 0; }      // seconds from the end of a worker's gradient to its arrival
+  virtual void arrived(int worker) = 0;               // a gradient has arrived
+  virtual void visited(int worker) { (void)worker; }  // the visit that Simulation::visit() scheduled
+  virtual const Tensor& weights() = 0;                // the weights to evaluate
   virtual std::vector<std::int64_t> delays() const { return {}; }  // SimulatorReport::delays
-  virtual const ShardCounts* counts() const { return nullptr; }    // of a server
+  virtual const ShardCounts* counts() const { return nullptr; }    // of a server; null: there is none
 };
 
 class Simulation {
  public:
-  // vectors: as long as the weights, that the strategy keeps for each worker.
+  // vectors: the number of vectors as long as the weights that the strategy keeps for each worker.
   Simulation(Module& model, const Loss& loss, const SGDOptions& sgd, Backend& backend, const FitData& data,
              const SimulatorOptions& options, int vectors);
 
   // ---- what methods ask ---------------------------------------------------------------------------------------------
   int workers() const { return int(machines_.size()); }
-  int active() const { return active_; }  // workers whose step is under way, or who wait
+  int active() const { return active_; }  // workers whose step is in progress, or which wait
   bool is_active(int worker) const { return !machines_[std::size_t(worker)].left; }
   double now() const { return now_; }
   double momentum() const { return given_.momentum; }
   std::shared_ptr<const Rule> rule(const std::string& name) const {
     return options_.rule ? options_.rule : make_rule(name);
   }
-  void clip(double norm) { decays_.clip_norm = norm; }  // gradients; 0: they are not
+  void clip(double norm) { decays_.clip_norm = norm; }  // for gradients; 0: no clipping
   const FlatParameters& flat() const { return flat_; }
   bool past_first_decay() const;
   double rate() const {
@@ -54,17 +54,17 @@ class Simulation {
   }
   // Seconds in which a vector goes to the servers, or comes back; 1/K of it stays on the machine.
   double one_way() const { return lasts(1, 1); }
-  // By recursive halving and doubling: as few messages as there can be, and no more bytes than a ring.
+  // By recursive halving and doubling: the minimum number of messages, and as few bytes as a ring.
   double all_reduce() const { return lasts(2 * std::ceil(std::log2(workers())), 2); }
 
   // Computes the gradient of this worker's batch at `weights`. False: it is not finite, and was counted.
   bool gradient(int worker, const Tensor& weights);
   Tensor& computed() { return flat_.gradients; }
 
-  // How late the gradient is that was computed last, before it is pushed.
+  // Records the delay of the gradient that was computed last, before it is pushed.
   void look(const Shard& shard, int worker);
 
-  // A worker begins its next step then, with the running statistics of now; where no batch is left it leaves.
+  // At time `at` the worker begins its next step, with the current running statistics. If no batch is left, it leaves.
   void start(int worker, double at);
   void again(int worker) { again_.push_back(machines_[std::size_t(worker)].lease); }  // its batch is trained once more
   void visit(int worker, double at) { events_.push({at, worker, true}); }
@@ -76,7 +76,7 @@ class Simulation {
   struct Machine {
     std::int64_t lease = 0;
     std::uint32_t steps = 0;
-    Tensor buffers;  // as it was sent them
+    Tensor buffers;  // the running statistics that it received
     bool left = false;
   };
   struct Event {
@@ -93,7 +93,7 @@ class Simulation {
 
   double lasts(double latencies, double vectors) const;
 
-  void show() {  // the trained weights are the model's
+  void show() {  // copies the trained weights to the model
     flat_.values.copy_from(method_->weights());
     flat_.buffers.copy_from(buffers_);
     flat_.count_writes(flat_.all());
@@ -101,14 +101,14 @@ class Simulation {
   }
 
   std::int64_t ended_epochs() const { return applied_ / data_.train.batches_per_epoch(); }
-  // How many evaluations are to have been made by now; where one update passes several moments, they are one.
+  // How many evaluations should have been made by now. If one update passes several moments, they count as one.
   double evaluation_moments() const {
     const double at = double(applied_) / (options_.evaluate_every * double(data_.train.batches_per_epoch()));
     return std::floor(at + 1e-9) + (applied_ >= batches_);
   }
   bool evaluation_is_due() const { return evaluation_moments() > evaluated_; }
 
-  // Of the model as show() left it.
+  // Evaluates the model after show().
   Evaluations evaluate_now(MetricsFile& metrics);
 
   void end_epoch(MetricsFile& metrics, const Evaluations& v);
@@ -122,7 +122,7 @@ class Simulation {
   const FitData& data_;
   const SimulatorOptions& options_;
   FlatParameters flat_;
-  SGD decays_;  // makes no steps: clips, adds weight decay, and looks for what is not finite
+  SGD decays_;  // makes no steps: it clips, adds weight decay, and finds values that are not finite
   SGDOptions given_;
   std::optional<Counters> counters_;
   Tensor correct_, buffers_;
@@ -137,8 +137,8 @@ class Simulation {
 };
 
 std::unique_ptr<Method> make_method(Simulation& s, const std::string& strategy);
-// Vectors as long as the weights that a strategy keeps for each worker. Throws UsageError for a strategy that there is
-// not.
+// The number of vectors as long as the weights that a strategy keeps for each worker. Throws UsageError for an unknown
+// strategy.
 int vectors_of_a_worker(const SimulatorOptions& options);
 
 }  // namespace tandem

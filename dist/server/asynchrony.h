@@ -1,5 +1,5 @@
-// What --strategy says of training by a parameter server: how far the workers may be apart, and what is done with a
-// gradient that comes late.
+// The synchronization mode of a parameter-server --strategy: how far the workers may be apart, and how a late gradient
+// is handled.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -9,37 +9,38 @@ namespace tandem {
 struct Asynchrony {
   enum class Kind {
     bsp,  // bulk synchronous: the mean of all workers' gradients is one update
-    ssp,  // stale synchronous: nobody is more than `staleness` steps ahead of the slowest; every push is an update
-    asp,  // asynchronous: nobody waits
-    // Once `quorum` workers have pushed, the others that live and have work are waited for `grace` seconds more; the
-    // mean of what has come is one update. What comes later is part of the next one. Elastic and decoupled DiLoCo have
-    // both; how a server does it is ours.
+    ssp,  // stale synchronous: no worker is more than `staleness` steps ahead of the slowest; every push is an update
+    asp,  // asynchronous: no worker waits
+    // After `quorum` workers have pushed, the server waits `grace` more seconds for the other live workers with work.
+    // The mean of the pushes that have arrived is one update. A later push is part of the next update. Elastic and
+    // decoupled DiLoCo have a quorum and a grace time; this server implementation is ours.
     quorum,
-    // Nobody waits, and a push that is `bound` updates late or later is dropped; `batch` pushes are one step with their
+    // No worker waits. A push that is `bound` or more updates late is dropped. `batch` pushes make one step with their
     // mean.
-    ringmaster,  // ringmaster:R=4, the bound (Maranjyan et al., arXiv 2501.16168)
-    fedbuff,  // fedbuff:B=4, the batch; each push times 1/√(1 + τ) (Nguyen et al. 2021; that factor from a secondary
-              // source)
-    rennala  // rennala:B=4, the batch, of gradients of the present weights: the bound is 1 (Tyurin and Richtárik 2022)
+    ringmaster,  // ringmaster:R=4, R is the bound (Maranjyan et al., arXiv 2501.16168)
+    // fedbuff:B=4, B is the batch; each push is multiplied by 1/√(1 + τ) (Nguyen et al. 2021; factor from a secondary
+    // source)
+    fedbuff,
+    rennala  // rennala:B=4, B is the batch, of gradients at the current weights: bound 1 (Tyurin and Richtárik 2022)
   } kind = Kind::asp;
   int staleness = 0, quorum = 0;
   double grace = 1;  // our choice
   std::int64_t bound = INT64_MAX, batch = 1;
-  std::string rule = "ddc-asgd";  // for make_rule()
+  std::string rule = "ddc-asgd";  // as for make_rule()
 
-  // An update is of several workers, who wait for it
+  // An update combines the pushes of several workers, which wait for it
   bool of_means() const { return kind == Kind::bsp || kind == Kind::quorum; }
   bool of_batches() const { return kind == Kind::fedbuff || kind == Kind::rennala; }
   bool takes_each() const { return kind == Kind::asp || kind == Kind::ssp; }  // every push is an update
 
   // "ddc-asgd" (and every other rule), "bsp", "ssp:3", "ssp:3+ddc-asgd", "asp+asgd", "quorum:3",
-  // "quorum:3,grace=2+asgd". Without a rule ssp and asp have ddc-asgd, bsp and quorum, whose updates are of means,
-  // asgd-m, and ringmaster, fedbuff and rennala asgd. Throws UsageError that says what there is.
+  // "quorum:3,grace=2+asgd". Default rules: ddc-asgd for ssp and asp; asgd-m for bsp and quorum, whose updates are
+  // means; asgd for ringmaster, fedbuff and rennala. Throws UsageError that lists the valid forms.
   static Asynchrony parse(const std::string& text);
-  static bool is_one(const std::string& text);  // begins as one of these
-  static std::string forms();                   // what parse() reads, as a user writes it
+  static bool is_one(const std::string& text);  // starts with one of these names
+  static std::string forms();                   // the forms that parse() accepts, as a user writes them
   std::string text() const;                     // "ddc-asgd", "ssp:3+ddc-asgd"
-  // Throws UsageError, which begins with the name, for a larger quorum
+  // Throws UsageError, which begins with `name`, if the quorum is larger than `workers`
   void check_workers(const std::string& name, int workers) const;
 };
 

@@ -1,6 +1,7 @@
-// Coordinator: rank 0's part of a parameter server. It hands out the leases, gathers what all ranks say, and knows when
-// the run is over and when all may go. No thread and no network: it is told what has happened, and says what follows
-// from it to `send`. Times are seconds of any clock. Which of its messages say what: server_messages.h.
+// Coordinator: rank 0's part of a parameter server. It hands out the leases, gathers the texts of all ranks, and
+// determines when the run is over and when the ranks may exit. It has no thread and no network: its functions are
+// called for each event, and it calls `send` for each resulting message. Times are seconds of any clock.
+// server_messages.h defines its messages.
 #pragma once
 #include <deque>
 #include <functional>
@@ -18,33 +19,35 @@ namespace tandem {
 
 class Coordinator {
  public:
-  // text: null where there is none.
+  // text: null if the message has none.
   using Send = std::function<void(int to, const MessageHeader& header, std::shared_ptr<const std::string> text)>;
   Coordinator(int ranks, Send send) : send_(std::move(send)), ranks_(std::size_t(ranks)) {}
 
-  // The first `workers` ranks train. synchronous: they make each step together (bsp). Who has asked for a lease has it
-  // now.
+  // The first `workers` ranks train. synchronous: they make each step together (bsp). Lease requests that arrived
+  // before this call are answered now.
   void begin(int workers, bool synchronous, WorkLeases leases);
 
   void says(int rank, std::uint64_t gathering, std::string text);
-  // A lease. Requests ascend, and one that comes again is passed over.
+  // Requests a lease. Request numbers increase; a repeated request is ignored.
   void wants(int worker, std::uint64_t request);
-  // True: it was not done before. waited: seconds that its worker waited for others, which say nothing of its speed.
+  // True if the lease was not done before. waited: seconds that the worker waited for others; they are not part of its
+  // speed.
   bool done(std::int64_t lease, double now, double waited = 0);
   void again(std::int64_t lease, double now);  // its push was dropped
-  void leaves(int worker);                     // draws no more; what it has is drawn again
+  void leaves(int worker);                     // draws no more leases; its unfinished ones are drawn again
   void stop();
   void says_bye(int rank);
   void lost(int rank, double now), returned(int rank);
-  // A worker's lease is done: the seconds since it was lost, where this is the first one since then; otherwise 0.
+  // Called when a worker's lease is done. Returns the seconds since it was lost if this is its first lease after that,
+  // else 0.
   double back_after(int worker, double now) {
     return of(worker).lost_at > 0 ? now - std::exchange(of(worker).lost_at, 0) : 0;
   }
-  // What that rank's training thread waits for; empty: it works.
+  // What that rank's training thread waits for. Empty: the rank works.
   void waits_for(int rank, std::string waits_for, double now);
   struct Waiting {
     std::string waits = {}, works = {};  // "rank 1 for a lease; rank 2 for …", "rank 0"
-    double since = 0;                    // nothing of that has changed, and no lease was done
+    double since = 0;                    // since then no rank has changed its state and no lease was done
   };
   Waiting waiting(const std::function<std::string(int)>& name) const;
 
@@ -54,23 +57,23 @@ class Coordinator {
   struct Rank {
     bool lives = true;
     bool waits = false;      // for a lease
-    bool told_none = false;  // that there is none for it now
+    bool told_none = false;  // it was told that no lease is available now
     bool left = false, bye = false;
-    std::uint64_t request = 0;       // its last
-    std::string waits_for = {};      // what it waits for; empty: it works
-    double done_at = 0;              // when its last lease was
-    double lost_at = 0;              // and it has done no lease since; 0: it was not
-    std::deque<double> speeds = {};  // leases a second, of the last few times
+    std::uint64_t request = 0;       // number of its last request
+    std::string waits_for = {};      // as in waits_for(); empty: it works
+    double done_at = 0;              // when its last lease was done
+    double lost_at = 0;              // when it was lost, if it has done no lease since; 0: not lost
+    std::deque<double> speeds = {};  // leases per second, for its last few leases
   };
   struct Gathering {
     std::map<int, std::string> texts;
-    std::set<int> told;     // who has heard all
-    bool complete = false;  // once all who lived had said something
+    std::set<int> told;     // ranks that have received all texts
+    bool complete = false;  // all live ranks have sent a text
   };
   Rank& of(int rank) { return ranks_[std::size_t(rank)]; }
   int count() const { return int(ranks_.size()); }
   void hand_out();
-  double share(int worker) const;  // its speed, as a part of the fastest worker's
+  double share(int worker) const;  // its speed divided by the fastest worker's
   void tell_over(int rank), count_byes();
   void answer(std::uint64_t gathering);
 
@@ -79,9 +82,9 @@ class Coordinator {
   int workers_ = 0;
   bool begun_ = false, synchronous_ = false, stop_asked_ = false;
   bool over_told_ = false, end_told_ = false;
-  double changed_ = 0;  // when a rank began to wait or to work, or a lease was done
+  double changed_ = 0;  // when a rank last began to wait or to work, or a lease was done
   WorkLeases leases_;
-  // None is forgotten: who comes back asks for all of them, from the first.
+  // All are kept: a rejoined rank asks for all of them, from the first.
   std::map<std::uint64_t, Gathering> gatherings_;
 };
 

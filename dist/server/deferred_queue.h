@@ -1,5 +1,5 @@
-// DeferredQueue: what came before its time, handled in its order when that has come. What a lost rank had sent is
-// forgotten: it may come back, and would be answered where its predecessor wanted it.
+// DeferredQueue: messages that arrived too early. They are handled later in their order. The messages of a lost rank
+// are deleted: the rank may rejoin, and would receive answers to the requests of its previous process.
 #pragma once
 #include <functional>
 #include <utility>
@@ -9,7 +9,7 @@ namespace tandem {
 
 class DeferredQueue {
  public:
-  static constexpr int nobody = -1;  // what is not a rank's, and not forgotten
+  static constexpr int nobody = -1;  // an entry of no rank; forget() keeps it
   void keep(int from, std::function<void()> handle) { kept_.push_back({from, std::move(handle)}); }
   void forget(int from) {
     std::erase_if(kept_, [&](const Kept& k) { return k.from == from; });

@@ -1,9 +1,9 @@
-// FailOvers: how this rank comes by the shards of an owner that was lost. Everybody who lives offers the copy with
-// which it was answered last; the newest of them becomes the shard, so that what any living worker was told is applied
-// is in it. What the rule keeps beside the weights (velocities) is in no answer: owners send it every few seconds to
-// the one who would take their place, and what came since is lost.
+// FailOvers: how this rank takes over the shards of a lost owner. Every live rank offers the copy that it last received
+// as an answer. The newest copy becomes the shard, so it contains every push that was confirmed to a live worker.
+// Answers do not contain the vectors that the rule keeps beside the weights (velocities). Owners send these to their
+// successors every few seconds; later changes are lost.
 //
-// The member's thread alone.
+// Threads: the member's thread only.
 #pragma once
 #include <cstddef>
 #include <map>
@@ -24,14 +24,14 @@ class FailOvers {
     int shard;
     ShardState state;
     std::vector<std::byte> values;
-    std::vector<std::vector<std::byte>> kept;  // Shard::kept(); empty: no snapshot has come
+    std::vector<std::vector<std::byte>> kept;  // Shard::kept(); empty: no snapshot has arrived
   };
   FailOvers(const ServerLayout& layout, SendQueue& send_queue);
 
-  void begin(int s);    // layout.owner[s] is this rank now; its own offer comes like the others'
-  void lost(int rank);  // it offers nothing more
+  void begin(int s);    // this rank is now layout.owner[s]; its own offer arrives as a message like the others
+  void lost(int rank);  // no more offers come from it
 
-  // Messages. place: nothing where nobody waits for it.
+  // Messages. place: returns nothing if no fail-over waits for the copy.
   void offered(int from, const MessageHeader& n, std::vector<ExchangeId> applied);
   std::optional<std::span<std::byte>> place(int from, const MessageHeader& n, std::size_t bytes);
   void copy_part(int from, const MessageHeader& n, std::int64_t numel);
@@ -45,16 +45,16 @@ class FailOvers {
   };
   struct FailOver {
     bool under_way = false;
-    std::map<int, Offer> offers;  // some may come before this rank has heard of the loss
-    int from = -1;                // whose copy is coming
-    std::int64_t arrived = 0;     // of it; elements
+    std::map<int, Offer> offers;  // some may arrive before this rank has learned of the loss
+    int from = -1;                // the rank whose copy is being received
+    std::int64_t arrived = 0;     // elements of it that have arrived
     std::vector<std::byte> values;
   };
   struct Snapshot {
-    int from = -1;             // whose is coming
-    std::uint64_t number = 0;  // and its number; 0: none
+    int from = -1;             // the rank whose snapshot is being received
+    std::uint64_t number = 0;  // the number of that snapshot; 0: none
     std::vector<std::vector<std::byte>> coming, kept;
-    std::int64_t missing = 0;  // elements, of all its vectors
+    std::int64_t missing = 0;  // elements that have not arrived, of all its vectors
   };
   void choose(int s), finish(int s);
 

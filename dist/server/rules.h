@@ -1,6 +1,6 @@
-// Update rules: what the owner of a shard does with a gradient that comes late. The worker computed it at the weights
-// it was sent; τ other gradients have been applied since. Every rule is element-wise, so that its result does not
-// depend on how the vector is cut into shards. Formulas, constants and where they come from: rules.cpp.
+// Update rules: how the owner of a shard applies a late gradient. The worker computed the gradient at the weights that
+// it had received; τ other gradients have been applied since then. Every rule is element-wise, so its result does not
+// depend on how the vector is divided into shards. rules.cpp has the formulas, the constants and their sources.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -9,46 +9,46 @@
 
 namespace tandem {
 
-// The vectors of one shard and one worker. Those that a rule does not keep may be null.
+// The vectors of one shard and one worker. A vector that the rule does not keep may be null.
 template <class T>
 struct RuleVectors {
   T* w = nullptr;                 // the shard's weights
-  const T* g = nullptr;           // the gradient, with weight decay in it
-  T* velocity = nullptr;          // the shard's; where a rule also keeps `own`, their sum
-  const T* sent = nullptr;        // w as this worker was last sent it
+  const T* g = nullptr;           // the gradient, including weight decay
+  T* velocity = nullptr;          // the shard's; if the rule also keeps `own`, the sum of these
+  const T* sent = nullptr;        // the weights w that were last sent to this worker
   T* square_avg = nullptr;        // this worker's running mean of g²
   T* own = nullptr;               // this worker's velocity
-  const float* scales = nullptr;  // of the learning rate, one for each block of 64 elements; 0: frozen
+  const float* scales = nullptr;  // learning-rate factors, one per block of 64 elements; 0: frozen
 };
 
-struct Hyper {  // at the moment of a push
+struct Hyper {  // values at the time of a push
   double learning_rate = 0.1, momentum = 0.9;
   double delay = 0, mean_delay = 0;  // τ and its running mean τ̄
   std::uint64_t before = 0;          // pushes that the shard has applied
   int workers = 1;
-  double rate_before = 0.1;  // the learning rate of the shard's push before this one; with the first: of this one
+  double rate_before = 0.1;  // the learning rate of the shard's previous push; at the first push: of this one
 };
 
 class Rule {
  public:
-  struct Keeps {  // which vectors
+  struct Keeps {  // which vectors the rule keeps
     bool velocity = false, sent = false, square_avg = false, own = false;
   };
   virtual ~Rule() = default;
   virtual std::string name() const = 0;
   virtual Keeps keeps() const = 0;
-  // The norm down to which a worker clips its whole gradient, weight decay not yet in it, before it is pushed; 0: it
-  // does not.
+  // A worker clips its whole gradient to this norm, before weight decay is added and before it is pushed. 0: no
+  // clipping.
   virtual double clip() const { return 0; }
-  // elements: a multiple of 64. Any thread, for different vectors.
+  // elements: a multiple of 64. Any thread may call it, for different vectors.
   virtual void push(const RuleVectors<float>& x, std::int64_t numel, const Hyper& hyper) const = 0;
   virtual void push(const RuleVectors<double>& x, std::int64_t numel, const Hyper& hyper) const = 0;
-  // ‖c‖/‖g‖, how much the rule would correct this gradient for its lateness; 0 where it does not.
+  // ‖c‖/‖g‖: the relative size of the rule's correction of this gradient for its delay; 0 if it has none.
   virtual double correction(const RuleVectors<float>& x, std::int64_t numel, const Hyper& hyper) const = 0;
 };
 
-// "ddc-asgd", or with constants of its own: "ddc-asgd:lambda=20,decay=0.9". Every rule has `clip`. Throws UsageError
-// that lists names or constants.
+// "ddc-asgd", or with constants: "ddc-asgd:lambda=20,decay=0.9". Every rule has `clip`. Throws UsageError that lists
+// the names or constants.
 std::unique_ptr<Rule> make_rule(const std::string& text);
 std::vector<std::string> rule_names();
 std::string listed(const std::vector<std::string>& names);  // "a, b, c"

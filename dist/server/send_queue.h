@@ -1,6 +1,6 @@
-// SendQueue: what a member of a parameter server has to do with its channel, apart from hearing. Messages stay here,
-// with the memory that their bytes lie in, until they have gone. Memory that the ranks of a host share is known here
-// too: what lies in it is named, and not sent.
+// SendQueue: the sending side of a member of a parameter server. It keeps messages, and the memory of their bytes,
+// until they are sent. It also manages memory that the ranks of a host share: data in that memory is named by its place
+// and not sent.
 #pragma once
 #include <atomic>
 #include <deque>
@@ -24,34 +24,35 @@ class SendQueue {
   std::string where(int rank) const { return channel_.where(rank); }
   std::vector<bool> living() const { return channel_.living(); }
 
-  // keep: what the bytes lie in, until they have gone; null: the caller's, which stays.
+  // keep: owns the memory of the bytes until they are sent; null: the memory is the caller's and must stay valid.
   void send(int to, const MessageHeader& header, std::span<const std::byte> bytes = {},
             std::shared_ptr<const void> keep = {});
-  // A part of a shard's vector, which begins at note[word::first], in messages of `chunk` elements that say where each
-  // begins.
+  // Sends a part of a shard's vector, which begins at header[word::first], in messages of `chunk` elements. Each
+  // message contains its first element's position.
   void send_parts(int to, MessageHeader header, Buffer part, std::int64_t chunk,
                   const std::shared_ptr<const void>& keep = {});
-  void let_go();  // of what has gone; the channel may deliver messages meanwhile
+  void let_go();  // removes sent messages; the channel may deliver messages during the call
   bool empty() const { return sends_.empty(); }
-  // From now on it is no error when a rank has left that this one still has something to say to, of a loss for example.
-  // If there is more to it, the channel's progress() says so.
+  // From now on it is no error if a rank has left while this rank still sends to it, for example the message of a loss.
+  // Other failures are reported by the channel's progress().
   void forgive() { forgives_ = true; }
   std::int64_t bytes_sent() const { return bytes_; }  // to others; any thread
 
-  // Memory that others of this host may reach, zeroed. Any thread.
+  // Zeroed memory that other ranks of this host may reach. Any thread.
   std::shared_ptr<void> share(std::size_t bytes);
   struct Place {
     std::uint64_t block, offset;
   };
   std::optional<Place> place_of(const void* p) const;    // in this rank's shared memory
-  std::shared_ptr<void> memory_of(const void* p) const;  // the block that it lies in; null: none, or it is given back
-  // Its shared memory, and it this rank's.
+  std::shared_ptr<void> memory_of(const void* p) const;  // the block that contains p; null: none, or it was freed
+  // True if this rank reaches that rank's shared memory, which means that the other rank also reaches this rank's.
   bool reaches(int rank, std::uint64_t block = 0) const { return !channel_.shared_by(rank, int(block)).empty(); }
-  std::byte* at(int rank, Place place, std::size_t bytes) const;  // throws Error where it is not in reach
+  std::byte* at(int rank, Place place, std::size_t bytes) const;  // throws Error if it is not reachable
 
  private:
   struct Sending {
-    std::shared_ptr<const void> keep;  // outlives the work: who gives that up waits for a reader
+    // destroyed after `work`: destroying an unfinished Work waits until nothing reads the memory
+    std::shared_ptr<const void> keep;
     Work work;
   };
   template <class F>

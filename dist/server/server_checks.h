@@ -1,15 +1,15 @@
-// What a parameter server is refused for, and what of a program's recipe does not hold under it.
+// Configurations that a parameter server refuses, and settings of a program that have no effect under it.
 #pragma once
 #include "dist/server/asynchrony.h"
 #include "layers/optim/optimizer.h"
 
 namespace tandem {
 
-// Throws UsageError where nobody would train. Whoever can asks before the ranks have met.
+// Throws UsageError if no rank would train. Call it before the rendezvous if possible.
 void check_servers(int servers, int ranks);
-// The optimizer's options, as the servers' rules go by them. Throws UsageError for one whose steps no server makes.
+// The optimizer's options, for the servers' rules. Throws UsageError for an optimizer that no server implements.
 const SGDOptions& served_sgd(const Optimizer& optimizer, const Asynchrony& how);
-// Notes on stderr.
+// Prints notes on stderr.
 void tell_what_does_not_hold(const Asynchrony& how, const Optimizer& optimizer, int workers, bool deterministic);
 
 }  // namespace tandem

@@ -1,5 +1,5 @@
-// What the ranks of a parameter server say to each other: the words of a message header, and for each kind of message
-// who sends it to whom, when, and which words it has. Bytes that go with it stand behind a semicolon.
+// The messages between the ranks of a parameter server: the words of a message header, and for each kind of message its
+// sender, receiver, time and words. The bytes of a message are listed after a semicolon.
 #pragma once
 #include <algorithm>
 #include <string>
@@ -11,12 +11,12 @@
 
 namespace tandem {
 
-// The places of the words in a header. A kind uses one name of a place; what it does not carry is 0.
+// The positions of the words in a header. A kind uses at most one name of a position; unused words are 0.
 namespace word {
 enum : std::size_t {
   what,
   shard,
-  first,  // the element of the shard that the bytes begin with
+  first,  // index in the shard of the first element in the bytes
   count = 2,
   number,  // of an exchange, a lease, a gathering, a snapshot
   samples = 4,
@@ -36,61 +36,60 @@ constexpr std::uint64_t none = UINT64_MAX;  // no lease, no receive_buffer
 }  // namespace word
 
 enum class What : std::uint64_t {
-  // A worker to the owner of a shard. receive_buffer: the worker's block of memory where the answer is to be made;
-  // none: the owner does not reach it, and sends parts.
-  push_part = 1,  // shard, first, number; a part of a gradient. May come while the rest of it is still computed
+  // A worker to the owner of a shard. receive_buffer: the worker's block of memory for the answer; none: the owner does
+  // not reach it and sends parts.
+  push_part = 1,  // shard, first, number; a part of a gradient. May be sent before the rest is computed
   push,           // shard, number, samples, receive_buffer: all parts have been sent, apply them as one push
-  push_here,      // shard, number, samples, receive_buffer, block and offset: where the gradient lies in the worker's
-                  // memory
-  pull,           // shard, number, receive_buffer: the weights alone, please
-  blocked,        // shard, number; blocked: 1: it has that answer and waits for another shard's, 0: no longer (quorum)
-  idle,           // shard, number: behind that exchange nothing is pushed for now; nobody need wait for it
+  push_here,  // shard, number, samples, receive_buffer, block and offset: the gradient's place in the worker's memory
+  pull,       // shard, number, receive_buffer: request for the weights without a push
+  blocked,    // shard, number; blocked: 1: it has this answer and waits for another shard's, 0: no longer (quorum)
+  idle,       // shard, number: no push follows that exchange for now; no worker need wait for it
   // The owner of a shard to a worker, for the exchange of that number.
   answer_part,  // shard, first, number; a part of the weights
   answer_end,   // shard, number, pushes, version, verdict; which exchanges are in the weights (ShardState::applied)
-  answer_here,  // the same, and the weights are where `receive_buffer` said
-  // Rank 0 to the owners of all shards, at the beginning. vector: 0 weights, 1 velocity; vectors: how many will come.
+  answer_here,  // as answer_end; the weights are in `receive_buffer`
+  // Rank 0 to the owners of all shards, at the beginning. vector: 0 weights, 1 velocity; vectors: how many are sent.
   first_part,  // shard, first, vector, vectors; a part of it
-  // Rank 0 to the owners, for a checkpoint; and back.
+  // Rank 0 to the owners, for a checkpoint; and the reply.
   velocity_wanted,  // shard
   velocity_part,    // shard, first; a part of it
-  // Every owner to who would take its place, every few seconds: what the rule keeps.
+  // Every owner to its successor, every few seconds: the rule's vectors.
   snapshot_part,  // shard, first, number, vector, vectors; a part of it
-  // When an owner is lost, everybody to who takes its place: how far is the copy that this rank was answered with last.
-  offer,        // shard, pushes, version + 1, or 0: it has none; which exchanges are in it
-  copy_wanted,  // to the one that has the newest: shard
-  copy_part,    // and back: shard, first; a part of it
-  // Everybody to rank 0.
+  // When an owner is lost, all ranks to its successor: the version of the copy that this rank last received.
+  offer,        // shard, pushes, version + 1, or 0: it has no copy; which exchanges are in it
+  copy_wanted,  // to the rank with the newest copy: shard
+  copy_part,    // the reply: shard, first; a part of it
+  // Any rank to rank 0.
   say,         // number; a text
-  ask_owners,  // by a rank that has come back
-  want,        // request: a lease, please. Ascending, also over the returns of a rank
-  done,  // number: of the lease, verdict: whether all owners have taken it; its score and the seconds that it waited
-         // for a quorum, four doubles
-  stop_all,   // nobody is to draw a lease any more
+  ask_owners,  // from a rejoined rank
+  want,        // request: request for a lease. Numbers increase, also across the rejoins of a rank
+  // number: of the lease, verdict: whether all owners took it; score and seconds it waited for a quorum, four doubles
+  done,
+  stop_all,   // no rank may draw another lease
   leaves,     // this worker draws no more leases
-  bye,        // this rank has the last weights
-  waits_for,  // what this rank waits for, a text. None: it works
-  // Rank 0 to everybody.
+  bye,        // this rank has received the last weights
+  waits_for,  // what this rank waits for, as text. Empty: it works
+  // Rank 0 to the other ranks.
   heard,     // number; all texts, a bundle (dist/job/frames.h)
-  owners,    // to who asked: number: the generation of the membership; of each shard, an int
-  lease_is,  // number (none: there is none for now), count: of consecutive ones that go by it, leases_done, request
-  over,      // number: 1 if somebody has stopped it; leases_done
-  end        // all have said bye: who hears it may go
+  owners,    // reply to ask_owners: number: the generation of the membership; the owner of each shard, an int
+  lease_is,  // number (none: none available now), count: consecutive leases under it, leases_done, request
+  over,      // number: 1 if a rank has stopped the run; leases_done
+  end        // all ranks have sent bye: the receiver may exit
 };
 
 inline What what_of(const MessageHeader& n) { return What(n[word::what]); }
-// Others are for the rank, or for rank 0; they may come before training begins.
+// The other messages are for the rank, or for rank 0; they may arrive before training begins.
 inline bool about_a_shard(const MessageHeader& n) { return n[word::what] < std::uint64_t(What::say); }
-inline Verdict verdict_of(const MessageHeader& n) {  // what is no verdict counts as the worst
+inline Verdict verdict_of(const MessageHeader& n) {  // an invalid value counts as the worst
   return Verdict(std::min(n[word::verdict], std::uint64_t(Verdict::refused)));
 }
 inline MessageHeader header(What what, int shard = 0) { return {std::uint64_t(what), std::uint64_t(shard)}; }
 
-// How far the weights of a shard are.
+// The version of a shard's weights.
 struct ShardState {
-  std::uint64_t version = 0;             // updates
-  std::int64_t pushes = 0;               // in them
-  std::vector<ExchangeId> applied = {};  // of each worker, the last of its exchanges that is in them
+  std::uint64_t version = 0;             // updates applied
+  std::int64_t pushes = 0;               // pushes in these updates
+  std::vector<ExchangeId> applied = {};  // for each worker, its last applied exchange
 };
 
 }  // namespace tandem

@@ -1,5 +1,5 @@
-// A shard: a range of the flat parameter vector, the rule by which it changes, and what that keeps. There is no network
-// here: the server and the simulator each have shards, and give them the same pushes and pulls.
+// A shard: a range of the flat parameter vector, its update rule, and the rule's state. It has no network code: the
+// server and the simulator each have shards, and make the same pushes and pulls.
 //
 // A worker's gradient was computed at the weights of its last pull; τ is the number of updates between that pull and
 // the push. One thread at a time.
@@ -15,12 +15,12 @@ namespace tandem {
 
 class Shard {
  public:
-  // first: the weights that it begins with, f32 or f64, a multiple of 64 of them in the host's memory. scales: of the
-  // learning rate, one for each 64 of them. The rule must outlive it.
+  // first: the initial weights, f32 or f64, in host memory; their number is a multiple of 64. scales: learning-rate
+  // factors, one per 64 weights. The rule must outlive the shard.
   Shard(const Rule& rule, const Tensor& first, std::vector<float> scales, int workers);
 
-  // The weights as they are now, in memory that stays as it is until this worker's next pull. into: that memory, of the
-  // caller's.
+  // The current weights, in memory that does not change until this worker's next pull. into: the caller's memory for
+  // them.
   const Tensor& pull(int worker);
   void pull(int worker, const Tensor& into);
   // Applies a gradient, and returns its τ.
@@ -30,27 +30,27 @@ class Shard {
                              const Tensor& into);
 
   const Tensor& values() const { return values_; }
-  std::int64_t delay(int worker) const {  // τ, if it pushed now
+  std::int64_t delay(int worker) const {  // the τ of a push at this moment
     const Worker& w = workers_[std::size_t(worker)];
     return std::int64_t(version_ - w.version);
   }
   const Tensor& sent(int worker) const { return workers_[std::size_t(worker)].sent; }  // by its last pull
   std::uint64_t version() const { return version_; }                                   // updates applied
-  double mean_delay() const { return mean_delay_; }  // τ̄ = 0.98·τ̄ + 0.02·τ, which begins with workers − 1
-  double correction(int worker, const Tensor& gradient) const;  // ‖c‖/‖g‖ as the next push would have it; f32
+  double mean_delay() const { return mean_delay_; }             // τ̄ = 0.98·τ̄ + 0.02·τ, initially workers − 1
+  double correction(int worker, const Tensor& gradient) const;  // ‖c‖/‖g‖ of the next push; f32
   double gap(int worker) const;                                 // ‖w − w_sent‖/√P
 
-  // What the rule keeps, in one order for all shards of a rule: for snapshots.
+  // The rule's state for snapshots, in the same order for all shards of a rule.
   std::vector<Tensor> kept() const;
-  // The shard's velocity, or where each worker has its own this one's; undefined where the rule has none.
+  // The shard's velocity, or this worker's if each worker has its own; undefined if the rule has none.
   const Tensor& velocity(int worker) const {
     const Tensor& own = workers_[std::size_t(worker)].own;
     return own.defined() ? own : velocity_;
   }
-  void go_on_with(const Tensor& velocity);  // as velocity(0) was
-  // Another shard's work goes on here: its values are this one's, and from now on nothing is late.
+  void go_on_with(const Tensor& velocity);  // velocity: as returned by velocity(0)
+  // Continues another shard, whose values this shard has; no gradient is late from now on.
   void go_on_at(std::uint64_t version);
-  void forget(int worker);  // another one has its number: what is kept of it begins anew
+  void forget(int worker);  // a new process has this number: resets its state
 
  private:
   struct Worker {

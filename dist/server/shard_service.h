@@ -1,15 +1,17 @@
-// ShardService: a shard in the hands of its owner. It knows what each worker has pushed, applies each push once, and
-// says who may have the weights: how far workers may be apart is decided here. No network: server.cpp carries what goes
-// in and out.
+// ShardService: a shard at its owner. It records each worker's pushes, applies each push once, and decides which
+// workers receive the weights. So it enforces how far workers may be apart. It has no network code: server.cpp sends
+// and receives.
 //
-// With a quorum each shard decides by itself whose pushes make a step, so these may be others in other shards. A worker
-// that was late for one of them waits there for the next step, and says to the others that it cannot push: blocked().
+// With a quorum each shard decides by itself whose pushes make a step, so the sets of workers may differ between
+// shards. A worker that was late for one shard waits there for the next step. It reports to the other shards that it
+// cannot push: blocked().
 //
-// With ringmaster and rennala too, and a push may be dropped by one shard and taken by another: its batch is trained
-// again if the first shard dropped it, so that every batch is applied once there, and in other shards not at all, once
-// or more often. What fedbuff and rennala have collected of a step is lost with its owner.
+// With ringmaster and rennala the shards also decide independently. A push may be dropped by one shard and taken by
+// another. Its batch is trained again if the first shard dropped it. So the first shard applies every batch once, and
+// another shard may apply it never, once or several times. The pushes that fedbuff and rennala have collected for a
+// step are lost with their owner.
 //
-// Exchanges of a worker are numbered, ascending also over its returns; 0 is none. One thread at a time.
+// Exchanges of a worker are numbered. Numbers increase, also across its rejoins; 0 is none. One thread at a time.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -23,20 +25,20 @@ namespace tandem {
 
 using ExchangeId = std::uint64_t;
 
-// What became of a push. dropped: it was too late. left_out: with bsp, another's gradient of its step was refused.
+// The result of a push. dropped: it was too late. left_out: with bsp, another gradient of its step was refused.
 // refused: it was not finite.
 enum class Verdict : std::uint8_t { taken, dropped, left_out, refused };
 
 struct ShardCounts {
   std::uint64_t version = 0;              // updates applied
-  std::int64_t pushes = 0, samples = 0;   // in them
-  std::vector<std::int64_t> delays = {};  // delays[τ]: pushes that were so late; the last: or later
-  std::vector<std::int64_t> applied = {}, dropped = {}, refused = {};  // of each worker
+  std::int64_t pushes = 0, samples = 0;   // in these updates
+  std::vector<std::int64_t> delays = {};  // delays[τ]: pushes with delay τ; the last: τ or more
+  std::vector<std::int64_t> applied = {}, dropped = {}, refused = {};  // per worker
   std::int64_t left_out = 0;
-  double participation() const;  // the share of all pushes that was applied; 1 where there were none
+  double participation() const;  // the fraction of pushes that were applied; 1 if there were none
 };
 
-// What happened to a shard, in its order: who wants to repeat it gives another shard the same pushes and pulls.
+// The events of a shard, in order. To reproduce a shard, apply the same pushes and pulls to another one.
 struct ShardEvent {
   bool push;
   int worker;
@@ -45,7 +47,7 @@ struct ShardEvent {
 
 class ShardService {
  public:
-  static constexpr std::size_t longest_delay = 1 << 16;  // that is counted by itself
+  static constexpr std::size_t longest_delay = 1 << 16;  // longer delays are counted together
 
   struct Options {
     Asynchrony how = {};
@@ -56,20 +58,20 @@ class ShardService {
 
   ShardService(const Rule& rule, const Tensor& first, std::vector<float> scales, int workers, Options options);
 
-  // A whole push is here; the gradient stays as it is until the worker is answered. An exchange that was seen is passed
-  // over: true when it is new. Without samples its worker knows that it is not finite. into: where the answer is to be
-  // made, in memory that stays until the worker's next exchange.
+  // A whole push has arrived; the gradient must stay unchanged until the worker is answered. Returns false for a
+  // repeated exchange, which is ignored. samples = 0: the worker reports that the gradient is not finite. into: memory
+  // for the answer, valid until the worker's next exchange.
   bool push(int worker, ExchangeId exchange, const Tensor& gradient, std::int64_t samples, const Tensor& into);
-  // The weights alone. Answered between two steps, so that the last ones have all that was pushed.
+  // Requests the weights without a push. Answered between two steps, so that the last weights contain all pushes.
   bool pull(int worker, ExchangeId exchange, const Tensor& into);
   bool drops(int worker) const { return shard_.delay(worker) >= options_.how.bound; }  // if it pushed now
-  void idle(int worker, ExchangeId exchange);  // after that one it has nothing to push for now: nobody waits for it
-  // After that one it cannot push, or can again: another shard has not answered it.
+  void idle(int worker, ExchangeId exchange);  // no push follows that exchange for now: no worker waits for it
+  // After that exchange it cannot push because another shard has not answered it, or it can again.
   void blocked(int worker, ExchangeId exchange, bool is);
   void lost(int worker), returned(int worker);
 
-  // Workers whose exchange is to be answered now; each is named once. now: seconds of any clock, for the grace time of
-  // a quorum.
+  // The exchanges to be answered now; each worker occurs once. now: seconds of any clock, for the grace time of a
+  // quorum.
   struct Answer {
     int worker;
     ExchangeId exchange;
@@ -77,11 +79,11 @@ class ShardService {
     Verdict verdict;
   };
   std::vector<Answer> answers(double now = 0);
-  double due() const { return due_; }  // when answers() will have some although nothing happens until then
+  double due() const { return due_; }  // when answers() will return some without a further event
 
-  // Of each worker, the last that is in the weights
+  // For each worker, its last exchange that is in the weights
   const std::vector<ExchangeId>& applied() const { return applied_; }
-  // Goes on where another owner stopped.
+  // Continues the shard of another owner.
   void go_on(std::uint64_t version, std::int64_t pushes, const std::vector<ExchangeId>& applied);
   Shard& shard() { return shard_; }
   const ShardCounts& counts() const { return counts_; }
@@ -90,16 +92,16 @@ class ShardService {
 
  private:
   struct Worker {
-    ExchangeId seen = 0, waits = 0;                   // waits: for an answer to this one; 0: for none
-    bool pushes = false;                              // and that is a push
+    ExchangeId seen = 0, waits = 0;                   // waits: the exchange that it waits for; 0: none
+    bool pushes = false;                              // that exchange is a push
     bool here = true, idle = false, blocked = false;  // here: others may have to wait for it
     Verdict verdict = Verdict::taken;
-    Tensor gradient;         // bsp, quorum: until enough others' are there
+    Tensor gradient;         // bsp, quorum: kept until enough workers have pushed
     std::int64_t delay = 0;  // its τ
-    Tensor into;             // where the answer is to be made
-    bool made = false;       // it is
+    Tensor into;             // memory for the answer
+    bool made = false;       // the answer is in `into`
     std::int64_t samples = 0;
-    std::uint64_t clock = 0;  // its pushes
+    std::uint64_t clock = 0;  // its number of pushes
   };
   bool finite(int worker, const Tensor& gradient);
   void count(int worker, std::int64_t delay, std::int64_t samples);

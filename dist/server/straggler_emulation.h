@@ -1,5 +1,5 @@
-// Straggler emulation: how long a worker's step takes, where that is to be imitated: in the simulator's virtual time,
-// and by sleeping.
+// Straggler emulation: prolongs a worker's step to a given time, by virtual time in the simulator and by sleeping
+// elsewhere.
 #pragma once
 #include <functional>
 #include <map>
@@ -13,20 +13,19 @@ namespace tandem {
 // One draw from the Gamma distribution with this shape and mean 1; shape 0: 1.
 double gamma_draw(double shape, const Philox& random);
 
-// Workers whose steps take longer, as in "3:4,5:2" (rank:factor, of ranks 0 to ranks − 1), or "half:4": the
-// second half of them, of an odd number the smaller one. Throws UsageError.
+// Slow workers, as in "3:4,5:2" (rank:factor, of ranks 0 to ranks − 1), or "half:4": the second half of the ranks; if
+// their number is odd, the smaller half. Throws UsageError.
 std::map<int, double> parse_slower(const std::string& slow, int ranks);
-// Throws UsageError for a shape of which gamma_draw() makes no times: 0, and 0.01 and more.
+// Throws UsageError unless gamma_draw() supports the shape: 0, or from 0.01 to 1e9.
 void check_shape(double shape);
 
-// Workers that sleep until a step has taken as long as a Gamma distribution says, so that asynchrony can be shown on
-// few cores.
+// Workers that sleep until a step has taken a time drawn from a Gamma distribution, to show asynchrony on few cores.
 struct StragglerEmulation {
-  double mean = 0, shape = 100;       // seconds; 0: nobody sleeps. Shape 0: always the mean
-  std::map<int, double> slower = {};  // rank → how many times as long its steps take
+  double mean = 0, shape = 100;       // seconds; 0: no worker sleeps. Shape 0: always the mean
+  std::map<int, double> slower = {};  // rank → factor of its step times
   // "60" or "60:100" (milliseconds, shape) and "3:4,5:2" (rank:factor). Throws UsageError.
   static StragglerEmulation parse(const std::string& pace, const std::string& slow, int ranks);
-  // Sleeps until that rank's step, which began then, has taken as long as it shall; no longer where `stops` says so.
+  // Sleeps until that rank's step, which began at `began`, has taken its drawn time, or until `stops` returns true.
   void keep(int rank, std::uint32_t step, Clock::time_point began, const std::function<bool()>& stops) const;
 };
 

@@ -1,8 +1,8 @@
-// WorkLeases: which worker trains which batches when workers do not wait for each other. A lease is the batches of one
-// step: lease t of a run with n steps to an epoch is step t mod n of epoch t / n. A faster worker draws more leases.
-// When a worker is lost, its leases go to others. The run is over when all leases are done, that is, applied by every
-// server. Where a worker makes several steps between two pushes it draws as many consecutive leases at once, all of one
-// epoch. They go by the number of the first, and are done together.
+// WorkLeases: assigns batches to workers that do not wait for each other. A lease is the batches of one step: lease t
+// of a run with n steps per epoch is step t mod n of epoch t / n. A faster worker draws more leases. When a worker is
+// lost, its leases go to others. The run is over when all leases are done, that is, applied by every server. A worker
+// that makes several steps between two pushes draws that many consecutive leases at once, all of one epoch. They have
+// the number of the first lease and are done together.
 #pragma once
 #include <cstdint>
 #include <deque>
@@ -14,24 +14,24 @@ namespace tandem {
 
 class WorkLeases {
  public:
-  WorkLeases() = default;  // none: over
-  // The leases first … end − 1, of which up to `most` are drawn at once.
+  WorkLeases() = default;  // no leases: over
+  // The leases first … end − 1; up to `most` are drawn at once.
   WorkLeases(std::int64_t first, std::int64_t end, std::int64_t most = 1, std::int64_t per_epoch = INT64_MAX)
       : next_(first), end_(end), most_(most), per_epoch_(per_epoch) {}
 
-  // share: of the most that are drawn at once, above 0 and up to 1; one at least. Nothing: all are leased or done, or
-  // it was stopped; ask again while it is not over().
+  // share: draws this fraction of `most` leases, above 0 and up to 1, but at least one. Nothing: all are leased or
+  // done, or stop() was called; call again while over() is false.
   std::optional<std::int64_t> draw(int worker, double share = 1);
   struct Held {
     int worker;
     std::int64_t count;  // leases
   };
-  std::optional<Held> held(std::int64_t lease) const;  // by whom; nothing: it is not drawn, or done
-  // True when it had not been done before.
+  std::optional<Held> held(std::int64_t lease) const;  // nothing: it is not drawn, or done
+  // True if it was not done before.
   bool done(std::int64_t lease);
   void again(std::int64_t lease);                   // its push was dropped: it is drawn again
-  void lost(int worker);                            // what it had is drawn again
-  void stop() { stopped_ = true, again_.clear(); }  // nothing is drawn any more
+  void lost(int worker);                            // its leases are drawn again
+  void stop() { stopped_ = true, again_.clear(); }  // no more leases are drawn
   bool over() const { return held_by_.empty() && again_.empty() && (stopped_ || next_ >= end_); }
   std::int64_t count_done() const { return done_; }
 

@@ -1,18 +1,20 @@
-// Worker: a worker's side of the parameter server, its exchange under way. A gradient goes to the owners of all shards,
-// in parts or, where they reach it, by the name of the place in which it lies; their answers land here. When all are
-// there the exchange is over, and the training thread takes the weights. Parts may be sent while the rest of the
-// gradient is computed; owners keep them until start() tells them to apply the whole.
+// Worker: the worker's side of the parameter server, with its exchange in progress. It sends a gradient to the owners
+// of all shards, in parts, or as the address of shared memory if they reach it. Their answers arrive here. When all
+// answers have arrived, the exchange is over and the training thread takes the weights. Parts may be sent while the
+// rest of the gradient is computed. Owners keep them until start() requests them to apply the whole.
 //
-// Answers land in one of two halves by turns. So the other one still has a whole copy of each shard, the newest that
-// this worker was answered with, while the next answer lands: where an owner dies, somebody goes on with such a copy.
+// Answers are written alternately to two halves. So while the next answer arrives, the other half still has a complete
+// copy of each shard, the newest that this worker received. If an owner is lost, its successor continues from such a
+// copy.
 //
-// An owner of this host writes its answers there itself. One that is given up may only be stopped, and write when it
-// wakes up: so each owner of a shard has memory of its own to write to, and that of a lost one is read by nobody any
-// more.
+// An owner of this host writes its answers into this memory itself. An owner that was given up may only be stopped, and
+// may write after it wakes up. So each owner of a shard has its own block of memory, and the block of a lost owner is
+// not read any more.
 //
-// A rank that only serves has one too; it starts no exchange, and has no copies to offer.
+// A rank that only serves also has a Worker, which starts no exchange and has no copies to offer.
 //
-// Threads: the first part is the training thread's, while no exchange is under way; the rest is the member's thread's.
+// Threads: the training thread calls the first group of functions, while no exchange is in progress; the member's
+// thread calls the rest.
 #pragma once
 #include <memory>
 #include <mutex>
@@ -31,56 +33,56 @@ namespace tandem {
 class Worker {
  public:
   struct Exchange {
-    const void* gradient = nullptr;  // null: for the weights alone
+    const void* gradient = nullptr;  // null: requests only the weights
     std::int64_t samples = 0, lease = -1;
     MetricSums sums = {};
     ExchangeId id = 0;                        // set by start()
-    Verdict verdict = Verdict::taken;         // the worst of all owners; dropped: by the first shard
-    int half() const { return int(id & 1); }  // where its answer lands
+    Verdict verdict = Verdict::taken;         // the worst of all owners; `dropped` counts only from the first shard
+    int half() const { return int(id & 1); }  // where its answer is written
   };
   // Shares memory with the other ranks of this host.
   Worker(const ServerLayout& layout, SendQueue& send_queue);
 
-  void keep_first(Buffer parameters, Buffer buffers);  // rank 0's: what training begins with, as if answered so
+  void keep_first(Buffer parameters, Buffer buffers);  // rank 0's initial values, treated like an answer
   void keep_buffers(Buffer buffers);                   // to be pushed with the next gradient
   void copy_answer(int half, Buffer parameters, Buffer buffers) const;
 
-  // Rank 0: to all owners. velocity: as long as all shards, or empty: zero.
+  // Rank 0 sends the initial values to all owners. velocity: as long as all shards; empty: zero.
   void send_first(std::vector<std::byte> velocity);
-  // This part of the next exchange's gradient, elements of all parameters, will not change any more. What comes of it
-  // is start()'s to say; where no gradient is started after it, owners forget it.
+  // This range of the next exchange's gradient, in elements of all parameters, is final and is sent. start() decides
+  // whether it is applied. If no gradient is started after it, owners discard it.
   void send_early(const void* gradient, Range part);
   bool sends_parts() const;  // to an owner that does not reach this rank's memory
   void start(Exchange exchange);
   void ask_for_lease();
-  // It answers the last request, and nothing with a lease did so far. Without a lease, and with none in hand, this
-  // worker is idle after the exchange under way.
+  // True if this message answers the last request, and no earlier answer to that request had a lease. If it has no
+  // lease and this worker holds none, the worker is idle after the current exchange.
   bool awaits(const MessageHeader& lease_is);
-  void be_idle();  // after the exchange under way: nothing is pushed until the next start()
-  // Under a quorum, now and then: shards that have answered hear when this worker waits for others. Otherwise two of
-  // them could each wait for the push of a worker that waits for the other.
+  void be_idle();  // no push follows the current exchange until the next start()
+  // Under a quorum, called periodically: reports to shards that have answered that this worker waits for others.
+  // Otherwise two shards could each wait for the push of a worker that waits for the other shard.
   void tell_blocked(double now);
-  void owner_changed(int s);      // its owner was lost, and layout.owner names another
+  void owner_changed(int s);      // its owner was lost; layout.owner has the new one
   void ask_velocity(void* into);  // into: as long as the parameters
 
-  // Messages to this worker. place: nothing where nobody waits for it any more. The answers: true when the exchange is
-  // over.
+  // Messages to this worker. place: returns nothing if the message is no longer expected. answer_part() and
+  // answer_ended() return true if the exchange is over.
   std::optional<std::span<std::byte>> place(const MessageHeader& n, std::size_t bytes);
   bool answer_part(const MessageHeader& n, std::int64_t numel);
   bool answer_ended(const MessageHeader& n, std::vector<ExchangeId> applied);  // answer_end, answer_here
   void copy_wanted(int from, int s);
-  bool velocity_part(int s, std::int64_t numel);  // true: all of what ask_velocity() asked for is here
+  bool velocity_part(int s, std::int64_t numel);  // true: all that ask_velocity() requested has arrived
 
   const Exchange& exchange() const { return exchange_; }
-  std::string missing() const;  // of whom it waits for an answer, by name
+  std::string missing() const;  // the owners whose answers are missing, by name
 
  private:
-  struct Answer {             // what has come of one, for a shard
+  struct Answer {             // the state of one answer, for a shard
     std::int64_t landed = 0;  // elements
-    bool ended = false;       // which may come before the last part
+    bool ended = false;       // the end may arrive before the last part
     bool complete = false;
-    double at = 0;              // when it was
-    bool told_blocked = false;  // its owner
+    double at = 0;              // when it was complete
+    bool told_blocked = false;  // its owner was told that this worker is blocked
     Verdict verdict = Verdict::taken;
     ShardState state = {};
   };
@@ -88,7 +90,7 @@ class Worker {
     int half;
     ShardState state;
   };
-  struct ReceiveBuffer {  // where the answers of a shard's owner land: two halves, each as long as the shard
+  struct ReceiveBuffer {  // memory for the answers of a shard's owner: two halves, each as long as the shard
     std::shared_ptr<void> memory;
     std::uint64_t block;
   };
@@ -103,33 +105,33 @@ class Worker {
     return n[word::number] == exchange_.id && !answers_[n[word::shard]].complete;
   }
   void send(int s);
-  Buffer pushed(int s) const;                        // what a push has for this shard, as it travels
-  bool in_reach(int s, const Buffer& pushed) const;  // of the owner: it lies in memory that both share
+  Buffer pushed(int s) const;                        // the data of a push for this shard, as it is sent
+  bool in_reach(int s, const Buffer& pushed) const;  // by the owner: the data is in memory that both share
   void send_part(int s, Range part);                 // elements of the shard
   std::vector<Range> not_sent(int s) const;
-  bool look(int s);  // is this answer complete, and with it the exchange?
+  bool look(int s);  // checks whether this answer, and with it the exchange, is complete
   void tell_idle(int s), tell_blocked(int s, bool is);
   void ask_velocity_of(int s);
 
   const ServerLayout& layout_;
   SendQueue& send_queue_;
-  mutable std::mutex mutex_;  // of receive_buffers_: the training thread takes an answer while an owner is lost
+  mutable std::mutex mutex_;  // for receive_buffers_: an owner may be lost while the training thread takes an answer
   std::vector<ReceiveBuffer> receive_buffers_;  // by shard
   std::vector<ReceiveBuffer> left_to_the_lost_;
   std::shared_ptr<void> buffers_out_;  // to be pushed
-  std::vector<bf16> narrow_;           // the gradient as it travels, where it travels as bf16
+  std::vector<bf16> narrow_;           // the gradient as it is sent, if it is sent as bf16
 
   Exchange exchange_;
-  bool deferred_ = false;                 // parts of it are on their way, and it is not started
-  std::vector<std::vector<Range>> sent_;  // by shard: parts of its gradient
+  bool deferred_ = false;                 // parts of the next gradient were sent, and start() was not called
+  std::vector<std::vector<Range>> sent_;  // by shard: the sent ranges of the gradient
   std::uint64_t exchanges_ = 0;
   std::vector<Answer> answers_;  // by shard
-  int missing_ = 0;              // of them are not complete
+  int missing_ = 0;              // answers that are not complete
   std::vector<std::optional<Copy>> copies_;
   bool idle_ = false;
-  std::uint64_t requests_ = 0, service_ = 0;  // for leases; the last that was answered with one
-  int leases_ = 0;                            // that are not pushed yet
-  bool no_more_ = false;                      // leases, for now
+  std::uint64_t requests_ = 0, service_ = 0;  // lease requests: the last, and the last that was answered with a lease
+  int leases_ = 0;                            // that are drawn and not pushed yet
+  bool no_more_ = false;                      // no lease is available now
   std::byte* velocity_into_ = nullptr;
   std::vector<std::int64_t> velocity_missing_;  // elements, by shard
 };

@@ -1,17 +1,17 @@
-// What ranks that trained by themselves make of each other's weights, element by element. Vectors of one length, in
-// f32, or in f64 on the reference backend; `sum` is that over all ranks.
+// Element-wise averages of the weights of ranks that trained independently. All vectors have the same length, in f32,
+// or in f64 on the reference backend. `sum` is the sum over all ranks.
 #pragma once
 #include "core/tensor.h"
 
 namespace tandem {
 
 void take_mean(Tensor& x, const Tensor& sum, int ranks);  // x = sum/ranks
-// x = sum/ranks + (x − sent): the mean of what all had sent, and what this rank has done since. `sent` may be x itself.
+// x = sum/ranks + (x − sent): the mean of the sent weights, plus this rank's change since. `sent` may be x itself.
 void join_mean(Tensor& x, const Tensor& sent, const Tensor& sum, int ranks);
 // EASGD: pull = α(x − z), and x −= pull.
 void elastic_pull(Tensor& x, const Tensor& z, Tensor& pull, double alpha);
-// The outer optimizer: Δ = θ − sum/ranks; m = β·m + Δ; θ −= γ(Δ + β·m), and x = θ + (x − sent): what this rank has done
-// since it sent is kept. With β = 0 and γ = 1, θ is sum/ranks to the bit. `sent` may be x itself.
+// The outer optimizer: Δ = θ − sum/ranks; m = β·m + Δ; θ −= γ(Δ + β·m), and x = θ + (x − sent), which keeps this rank's
+// change since it sent. With β = 0 and γ = 1, θ equals sum/ranks to the bit. `sent` may be x itself.
 struct OuterRates {
   double momentum, learning_rate;  // β, γ
 };
@@ -20,9 +20,9 @@ void outer_step(Tensor& x, const Tensor& sent, Tensor& theta, Tensor& m, const T
 
 void difference(Tensor& d, const Tensor& theta, const Tensor& x);  // d = θ − x
 
-// DASO: x = (weight·x + sum) / (weight + ranks), a mean with sums that are late.
+// DASO: x = (weight·x + sum) / (weight + ranks), a mean with late sums.
 void stale_mean(Tensor& x, const Tensor& sum, double weight, int ranks);
-// narrow = bf16(x − common + error), and error is what the rounding left behind.
+// narrow = bf16(x − common + error); error becomes the rounding error.
 void narrow_difference(Tensor& narrow, Tensor& error, const Tensor& x, const Tensor& common);
 void add_mean(Tensor& x, const Tensor& common, const Tensor& narrow, int ranks);  // x = common + narrow/ranks
 

@@ -1,9 +1,9 @@
-// The gradient on its way to the parameter server. A range that is final is weighed, gets its weight decay and is sent
-// while backward goes on; the servers keep it until push() says that the whole is finite. All of it goes after backward
-// where
-//   - a range alone does not say what is sent of it: gradients are clipped by the norm of the whole;
-//   - every server reads it where it lies;
-//   - backward only queues its work, on a device, or is that of a loop of one's own, which may run it twice.
+// Pushes gradients to the parameter server while backward still runs. When a range is final, it is scaled, gets its
+// weight decay and is sent. The servers stage it until push() confirms that the whole gradient is finite. Everything is
+// sent after backward in these cases:
+//   - a range alone does not determine what is sent: gradients are clipped by the norm of the whole;
+//   - every server reads the gradient in place;
+//   - backward only queues its work on a device, or runs in the user's own loop, which may run it twice.
 #pragma once
 #include <optional>
 
@@ -15,12 +15,12 @@ namespace tandem {
 
 class EarlyPush {
  public:
-  // gradients: of the flat parameters, as the server node takes them.
+  // gradients: of the flat parameters, in the form that the server node takes.
   EarlyPush(FlatParameters& flat, Optimizer& optimizer, ServerNode& node, bool allowed);
 
-  void step_begins(bool sends);                 // false: nothing goes before finish()
+  void step_begins(bool sends);                 // false: nothing is sent before finish()
   void ready(const ParameterRange& parameter);  // its gradient is final
-  // After backward: all gradients become what is pushed. False: they, or the loss, are not finite.
+  // After backward: all gradients are converted to the pushed form. False: they, or the loss, are not finite.
   bool finish(const Tensor& loss);
 
  private:
@@ -30,7 +30,7 @@ class EarlyPush {
   Optimizer& optimizer_;
   ServerNode& node_;
   std::optional<FinalRanges> final_;
-  bool sends_ = false, measured_ = false;  // measured_: some of the step's gradient is
+  bool sends_ = false, measured_ = false;  // measured_: a part of the step's gradient was measured
 };
 
 }  // namespace tandem

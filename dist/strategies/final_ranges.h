@@ -1,4 +1,4 @@
-// Which ranges of the parameters have their final gradient, while backward finishes it segment by segment.
+// Finds the parameter ranges with a final gradient while backward finishes the gradient segment by segment.
 #pragma once
 #include <vector>
 
@@ -9,17 +9,17 @@ namespace tandem {
 class FinalRanges {
  public:
   FinalRanges(const FlatParameters& flat, std::vector<Range> ranges);
-  // The ranges that this segment, whose gradient is final now, completes. Once a step for each segment.
+  // The gradient of this segment is final. Returns the ranges that are now complete. Call once per step and segment.
   std::vector<Range> ready(const ParameterRange& parameter);
-  // The ranges that are not complete: without a trained segment, or with one that backward did not reach. Begins the
-  // next step.
+  // Returns the incomplete ranges: those without a trained segment, or with a segment that backward did not reach.
+  // Begins the next step.
   std::vector<Range> rest();
 
  private:
   const FlatParameters& flat_;
   std::vector<Range> ranges_;
-  std::vector<std::vector<std::size_t>> of_parameter_;  // ranges that a segment lies in
-  std::vector<std::size_t> missing_, segments_;  // by range: how many segments are not final yet, and of how many
+  std::vector<std::vector<std::size_t>> of_parameter_;  // the ranges that contain a segment
+  std::vector<std::size_t> missing_, segments_;         // per range: segments that are not final yet, and all segments
 };
 
 }  // namespace tandem

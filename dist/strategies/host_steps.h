@@ -1,5 +1,5 @@
-// DASO's steps inside a host (daso.h): all-reduce over its ranks, and the turns at which hosts exchange. What happens
-// at a turn is a derived class's.
+// DASO's steps inside a host (daso.h): all-reduce over its ranks, and the schedule of exchanges between hosts. A
+// derived class implements the exchange.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -20,14 +20,14 @@ class SlicedClassifier;
 
 struct DasoRanks {
   std::unique_ptr<Communicator> everybody;
-  std::unique_ptr<Communicator> gradients, host;  // two of this host's ranks: the first is used by a thread of its own
-  std::unique_ptr<Communicator> across;           // the ranks with this one's local index
+  std::unique_ptr<Communicator> gradients, host;  // the ranks of this host, twice; a separate thread uses the first
+  std::unique_ptr<Communicator> across;           // the ranks with the same local index as this one
 };
 struct DasoSettings {
   double deadline = 300;
-  std::int64_t bucket_bytes = 0;                           // of gradients, and of chunks between hosts: BucketOptions
-  const NcclLibrary* nccl = nullptr;                       // null: the installed one
-  std::shared_ptr<SlicedClassifier> classifier = nullptr;  // cut over the ranks of a host (hybrid.h)
+  std::int64_t bucket_bytes = 0;      // bytes of gradient buckets, and of chunks between hosts: BucketOptions
+  const NcclLibrary* nccl = nullptr;  // null: the installed one
+  std::shared_ptr<SlicedClassifier> classifier = nullptr;  // divided over the ranks of a host (hybrid.h)
 };
 
 class HostSteps : public Replicas {
@@ -59,7 +59,7 @@ class HostSteps : public Replicas {
     on_host_->begin(flat, optimizer);
     optimizer.gradients_are_shares_of(hosts());
     for (DataAndFlags* ranks : {&in_host_, &between_}) ranks->begin(flat.backend(), settings_.deadline, settings_.nccl);
-    // Those of rank 0, which its host has
+    // Rank 0's values, which the ranks of its host already have
     broadcast(flat, between_.data(), flat.slice().count > 1 ? &between_.data() : nullptr);
   }
   void begin_epoch(std::int64_t epoch, const RunPlan& run) override {
@@ -76,7 +76,8 @@ class HostSteps : public Replicas {
   }
   void update(Optimizer& optimizer) override { on_host_->update(optimizer); }
   void finish(Optimizer&) override {
-    if (on_host_->over(0)) request_stop();  // of a rank on this host: of all ranks after the next exchange
+    // a rank of this host asked to stop: all ranks learn it in the next exchange
+    if (on_host_->over(0)) request_stop();
     if (hosts() == 1) stop_ = on_host_->over(0);
     if (last_ < 0)
       refuse(name(), " asks how many steps an epoch has: call begin_epoch() before the first step, as fit() does");
@@ -116,7 +117,7 @@ class HostSteps : public Replicas {
   virtual void take(const DasoSchedule::Turn& turn) = 0;
   virtual void epoch_begins() {}
   int hosts() const { return across_->size(); }
-  // All ranks have the same weights, also where an epoch ended early.
+  // Makes the weights of all ranks equal, also if an epoch ended early.
   void flush() {
     if (hosts() == 1 || not_finite_ >= 0 || std::exchange(equal_, true)) return;
     take(schedule_.next(last_, last_));
@@ -126,11 +127,11 @@ class HostSteps : public Replicas {
   const DasoSettings settings_;
   std::unique_ptr<Strategy> on_host_;
   std::shared_ptr<Communicator> host_, across_;
-  DataAndFlags in_host_{host_}, between_{across_};  // the same, also for a device
+  DataAndFlags in_host_{host_}, between_{across_};  // the same ranks, also for device memory
   DasoSchedule schedule_;
   FlatParameters* flat_ = nullptr;
   Optimizer* optimizer_ = nullptr;
-  std::int64_t batch_ = 0, last_ = -1;  // of the epoch; −1: there was none yet
+  std::int64_t batch_ = 0, last_ = -1;  // of the epoch; last_ = −1: no epoch has begun
   bool equal_ = true;
 };
 

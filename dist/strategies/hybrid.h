@@ -1,21 +1,21 @@
 // Hybrid parallelism (after the patent CN108460457A). The body of a network is data parallel. Its last Linear, which
-// has most of the parameters where there are many classes, is cut over the ranks of a host: rank g has the rows W_g,
-// those of the classes C_g. Each rank learns its classes from the pictures of all ranks of the host:
+// has most of the parameters if there are many classes, is divided over the ranks of a host: rank g has the rows W_g,
+// those of the classes C_g. Each rank trains its classes with the pictures of all ranks of the host:
 //   X = all_gather(features) [B, F]      Z_g = X W_gᵀ + b_g [B, C_g]
 //   m = max z,  s = Σ e^(z − m)          over the classes of all ranks
 //   loss = mean of log s + m − (1 − ε)·z_y − ε/C·Σ z
 //   dZ = (e^(z − m)/s − (1 − ε)·[c = y] − ε/C)·weight of the row
-//   dW_g = dZᵀX                          complete: no rank of the host has a part of it
+//   dW_g = dZᵀX                          complete: needs no sum over the host
 //   dX = reduce_scatter(dZ W_g)          this rank's rows
-// So the host moves B·F numbers twice, and a data-parallel layer C·F: it wins where a host's batch has fewer rows than
-// there are classes. Between hosts the gradient of slice g goes to the ranks that have slice g; that, and the exchange
-// of the body, is another strategy's.
+// So the host transfers B·F numbers twice; a data-parallel layer transfers C·F. The division is better if a host's
+// batch has fewer rows than there are classes. Between hosts the gradient of slice g is exchanged by the ranks that
+// have slice g. Another strategy does that, and exchanges the body.
 //
-// PartialFC (An et al. 2021): with sample = r a step computes the softmax over the classes that occur in the batch, and
-// as many others, drawn at random, as make r of each slice. It is another loss.
+// PartialFC (An et al. 2021): with sample = r a step computes the softmax over the classes of the batch and randomly
+// drawn others, in total a fraction r of each slice. It is a different loss.
 //
-// In training the cut layer hands its features on, and the task's loss does the above. In evaluation it gives whole
-// rows of logits.
+// In training the divided layer returns its input features, and the task's loss computes the above. In evaluation it
+// returns whole rows of logits.
 #pragma once
 #include <functional>
 #include <memory>
@@ -31,18 +31,18 @@ class SlicedLinear;
 
 class SlicedClassifier {
  public:
-  // on_host: the ranks that together have the layer, in the order of their slices.
-  // Sample: the share of a slice's classes that a step learns.
+  // on_host: the ranks that together have the layer, in the order of their slices. sample: the fraction of a slice's
+  // classes that a step trains.
   explicit SlicedClassifier(std::unique_ptr<Communicator> on_host, double sample = 1);
 
   // "hybrid:sample=0.1" → its sample; throws UsageError.
   static double parse(const std::string& name);
-  std::string name() const;  // that name
-  // Cuts the model's last Linear, and computes the task's loss over the slices. Throws UsageError where the model has
-  // no such layer, or the loss is not cross_entropy_loss(). With one rank on the host nothing is cut.
+  std::string name() const;  // the name that parse() accepts
+  // Divides the model's last Linear, and computes the task's loss over the slices. Throws UsageError if the model has
+  // no such layer, or the loss is not cross_entropy_loss(). With one rank on the host it divides nothing.
   void prepare(Module& model, Task& task);
-  // Throw UsageError in a loop of the user's own: where prepare() was not called, and where a step did not use the
-  // task's loss.
+  // For a loop of the user's own: throw UsageError if prepare() was not called, or if a step did not use the task's
+  // loss.
   void begin() const;
   void step() const;
   std::uint64_t sent_bytes() const { return on_host_->traffic().bytes; }
@@ -51,8 +51,8 @@ class SlicedClassifier {
   std::shared_ptr<Communicator> on_host_;
   const double sample_;
   bool prepared_ = false;
-  std::shared_ptr<SlicedLinear> layer_;                          // null: none is cut
-  std::shared_ptr<bool> waits_ = std::make_shared<bool>(false);  // the layer has run, and its loss was not asked for
+  std::shared_ptr<SlicedLinear> layer_;                          // null: no layer is divided
+  std::shared_ptr<bool> waits_ = std::make_shared<bool>(false);  // the layer has run, and its loss was not computed yet
 };
 
 }  // namespace tandem

@@ -1,13 +1,13 @@
 // A machine as one worker of the parameter server. The ranks of a machine train shares of one batch and sum their
-// gradients on the machine. Each of them then has a part of the sum: its piece of the replicated parameters, and its
-// slices of the layers that are cut over the machine's ranks. It pushes its part to the servers of its lane, which are
-// the ranks that have its place on the other machines, and takes the new weights of the part from them. So a gradient
-// crosses the network once for each machine and not for each rank, and all ranks of a machine carry it (after the
+// gradients on the machine. Each rank then has a part of the sum: its piece of the replicated parameters, and its
+// slices of the layers that are divided over the machine's ranks. It pushes its part to the servers of its lane, which
+// are the ranks with its place on the other machines, and receives the part's new weights from them. So a gradient
+// crosses the network once per machine and not once per rank, and all ranks of a machine share this work (after the
 // patent CN108460457A; the division into pieces is ours).
 //
-// Threads: the training thread. All ranks of a machine call the same functions in the same order, and each call waits
-// for all of them, unless it says otherwise. Throws CommunicationError when one of them is lost: a machine leaves the
-// job as a whole.
+// Threads: the training thread. All ranks of a machine call the same functions in the same order. Each call waits for
+// all of them, unless stated otherwise. Throws CommunicationError if one of them is lost: a machine leaves the job as a
+// whole.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -25,7 +25,7 @@ namespace tandem {
 
 class MachineShare {
  public:
-  // on_host: the ranks of this machine. ranks: which of the job's they are. job_size: the number of the job's ranks.
+  // on_host: the ranks of this machine. ranks: their numbers in the job. job_size: the number of the job's ranks.
   MachineShare(std::unique_ptr<Communicator> on_host, std::vector<int> ranks, int job_size);
 
   int size() const { return on_host_->size(); }
@@ -34,36 +34,36 @@ class MachineShare {
   int rank() const { return ranks_[std::size_t(place())]; }
   int job_size() const { return job_size_; }
   bool holds(int rank) const { return std::find(ranks_.begin(), ranks_.end(), rank) != ranks_.end(); }
-  // Where a machine's ranks share memory, in it; null: any memory will do.
+  // Memory that the machine's ranks share, if they share memory; null: any memory can be used.
   std::shared_ptr<void> allocate(std::size_t bytes) { return on_host_->allocate(bytes); }
-  void broadcast(Buffer data) { on_host_->broadcast(data, 0).wait(); }    // the leader's
-  std::array<std::int64_t, 2> told(std::array<std::int64_t, 2> numbers);  // the leader's
+  void broadcast(Buffer data) { on_host_->broadcast(data, 0).wait(); }    // from the leader
+  std::array<std::int64_t, 2> told(std::array<std::int64_t, 2> numbers);  // returns the leader's
   // The texts of this machine's ranks.
   std::vector<std::string> gather(const std::string& mine);
-  // The texts of all ranks of the job, in the order of ranks. among_leaders: called by the leader; its argument's of
-  // all machines.
+  // The texts of all ranks of the job, in the order of ranks. among_leaders: called by the leader; it gathers its
+  // argument over the leaders of all machines.
   using Gather = std::function<std::vector<std::string>(const std::string& mine)>;
   std::vector<std::string> gather(const std::string& mine, const Gather& among_leaders);
 
-  // Gives all ranks the leader's replicated values, and finds which ranges are this rank's part.
+  // Copies the leader's replicated values to all ranks, and determines the ranges of this rank's part.
   void begin(FlatParameters& flat);
   std::int64_t part_numel() const;
-  // Elements of the part, one range after the other, in `memory`. Waits for nobody, like the next two.
+  // Copies the elements of the part, one range after the other, to `memory`. Does not wait, like the next two.
   Buffer pack(Buffer vector, std::vector<std::byte>& memory) const;
-  Buffer room(DType dtype, std::vector<std::byte>& memory) const;          // for the part, with anything in it
-  std::vector<float> pack_scales(const std::vector<float>& scales) const;  // of each 64 elements
-  // The part to its ranges of the vector, and of the replicated ranges the other ranks' parts to theirs.
+  Buffer room(DType dtype, std::vector<std::byte>& memory) const;          // uninitialized memory for the part
+  std::vector<float> pack_scales(const std::vector<float>& scales) const;  // for each 64 elements
+  // Copies the part to its ranges of `vector`, and the other ranks' parts of the replicated ranges to theirs.
   void unpack(const std::vector<std::byte>& part, Buffer vector);
 
-  // What is counted over a machine in a step.
+  // Sums over a machine in one step.
   struct Step {
     double not_finite = 0, stops = 0, samples = 0;
-    double next_lease = 0;  // the leader's, plus 1; 0: it is not known yet
+    double next_lease = 0;  // the leader's next lease plus 1; 0: not known yet
     MetricSums sums = {};
   };
-  // After backward: sums `step` and the gradients over the machine. The part of the gradients becomes what is pushed
-  // (clipped by the norm of the whole, with weight decay); the rest of them is undefined. False: something was not
-  // finite on some rank.
+  // After backward: sums `step` and the gradients over the machine. This rank's part of the gradients is converted to
+  // the pushed form (clipped by the norm of the whole, with weight decay); the other parts are undefined. False: a
+  // value was not finite on some rank.
   bool combine(Step& step, OnHost& gradients, FlatParameters& flat, Optimizer& optimizer);
 
  private:
@@ -73,7 +73,7 @@ class MachineShare {
   const std::vector<int> ranks_;
   const int job_size_;
   Cuts cuts_;                  // of the replicated range, which begins at 0
-  std::vector<Range> ranges_;  // this rank's part: a piece of it, and the slices
+  std::vector<Range> ranges_;  // this rank's part: a piece of the replicated range, and the slices
 };
 
 }  // namespace tandem

@@ -1,4 +1,4 @@
-// A vector of the parameters as it is exchanged: in the host's memory.
+// A vector of the parameters in host memory, for exchanges.
 #pragma once
 #include <memory>
 
@@ -8,7 +8,7 @@
 namespace tandem {
 
 struct OnHost {
-  std::shared_ptr<void> pinned;  // null: the vector lies there already
+  std::shared_ptr<void> pinned;  // null: the vector is already in host memory
   Buffer of(Tensor& t) {
     if (!t.backend().on_device()) return buffer(t);
     if (!pinned) pinned = t.backend().pinned(t.bytes());

@@ -1,7 +1,7 @@
-// Exchanges in a thread of its own, while the strategy's thread computes. Each begins when what it waits for is there,
-// and all in the order in which they were given, which is the same on all ranks.
+// Runs exchanges in a separate thread while the strategy's thread computes. An exchange begins when its event has
+// occurred. Exchanges begin in the order in which they were added, which is the same on all ranks.
 //
-// A communicator is this thread's from add() until everything that was added over it has ended.
+// From add() until all exchanges over a communicator have ended, only this thread uses that communicator.
 #pragma once
 #include <condition_variable>
 #include <deque>
@@ -23,37 +23,37 @@ class Reducer {
  public:
   struct Exchange {
     Communicator& over;
-    Event* after;  // what the device has to come to before it may begin; null: nothing
+    Event* after;  // the device's event before which it must not begin; null: none
     std::function<Work(Communicator& over)> begin;
     std::function<void()> end = {};
-    const char* name = "all-reduce";  // on the trace
+    const char* name = "all-reduce";  // in the trace
   };
 
-  // ranks: where a rank fails that does not come to its event within `deadline` seconds.
+  // ranks: this communicator is failed if a rank's event does not occur within `deadline` seconds.
   Reducer(Communicator& ranks, double deadline);
   ~Reducer();
-  using Pending = std::int64_t;  // an exchange that was added
+  using Pending = std::int64_t;  // number of an added exchange
   Pending add(Exchange exchange);
-  void wait(Pending exchange);  // until this one has ended; throws what went wrong in any
-  void finish();                // until all have ended
-  void waits();              // backward is over: the step waits from now until wait() or finish() returns; any thread
-  void watch(Trace& trace);  // before the first exchange: each is a span of it from now on
-  double hidden() const;     // seconds in which something was under way and the step did not wait
-  double exposed() const;    // seconds in which it waited
+  void wait(Pending exchange);  // until this exchange has ended; throws an error of any exchange
+  void finish();                // until all exchanges have ended
+  void waits();                 // backward is over: the step waits until wait() or finish() returns; any thread
+  void watch(Trace& trace);     // call before the first exchange: records each as a span
+  double hidden() const;        // seconds with an exchange in progress while the step did not wait
+  double exposed() const;       // seconds in which the step waited
 
  private:
   struct UnderWay {
     Exchange exchange;
     Pending number;
     Work work = {};
-    std::int64_t lane = 0, since = -1;  // on the trace
+    std::int64_t lane = 0, since = -1;  // in the trace
   };
   void run();
   void begin_due(std::deque<UnderWay>& waiting, std::list<UnderWay>& under_way);
   std::size_t end_finished(std::list<UnderWay>& under_way);
   void wait_until(const std::function<bool()>& over);
   bool may_begin(const Exchange& exchange);
-  void wait_ends(), count_hidden();  // under the lock
+  void wait_ends(), count_hidden();  // call with the lock held
 
   Communicator& ranks_;
   double deadline_;
@@ -61,14 +61,15 @@ class Reducer {
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<UnderWay> given_;
-  Pending count_ = 0;       // exchanges added: the same on all ranks
-  std::set<Pending> open_;  // those that have not ended
+  Pending count_ = 0;       // exchanges that were added: the same on all ranks
+  std::set<Pending> open_;  // exchanges that have not ended
   double hidden_ = 0, exposed_ = 0;
-  Clock::time_point ahead_;  // since when something is under way and the step does not wait; the epoch: nothing is
-  Clock::time_point waits_;  // since when the step waits; the epoch: it does not
+  // start time of an overlap (an exchange in progress, no waiting step); the epoch: no overlap now
+  Clock::time_point ahead_;
+  Clock::time_point waits_;  // when the step began to wait; the epoch: it does not wait
   bool end_ = false;
   std::exception_ptr failed_;
-  Clock::time_point asked_;  // when the first of those that wait was first asked for its event
+  Clock::time_point asked_;  // when the first waiting exchange's event was first polled
   std::thread thread_;
 };
 

@@ -1,6 +1,6 @@
-// The flat parameters as a server node exchanges them. A rank pushes its whole gradient, or as one of a machine's ranks
-// its part of the machine's (machine_share.h), and takes the new values of the same. Where the vectors are a device's,
-// they pass through the host's memory. Threads: the training thread. Throws what ServerNode throws.
+// The flat parameters as a server node exchanges them. A rank pushes its whole gradient, or, as one of a machine's
+// ranks, its part of the machine's gradient (machine_share.h). It receives the new values of the same range. Vectors of
+// a device pass through host memory. Threads: the training thread. Throws the errors of ServerNode.
 #pragma once
 #include <vector>
 
@@ -12,16 +12,16 @@ namespace tandem {
 
 class ServedVectors {
  public:
-  // machine: null where each rank is a worker. Both stay alive.
+  // machine: null if each rank is a worker. Both must outlive this object.
   ServedVectors(ServerNode& node, MachineShare* machine) : node_(node), machine_(machine) {}
-  // Memory that other ranks of the host read, so that gradients are pushed, or summed over the machine, without a copy.
+  // Memory that other ranks of the host read, so that gradients are pushed or summed over the machine without a copy.
   FlatMemory memory();
   void bind(FlatParameters& flat);
-  // Gives all workers rank 0's values, for a loop that computes a gradient before its first pull.
+  // Copies rank 0's values to all workers, for a loop that computes a gradient before its first pull.
   void broadcast_first();
 
-  // The node's begin() with the present values. scales: of the learning rate, by range. velocity: with which training
-  // goes on; undefined: zeros.
+  // Calls the node's begin() with the current values. scales: learning-rate factors, by range. velocity: to resume
+  // training; undefined: zeros.
   void begin(ServerOptions options, WorkLeases leases, const std::vector<float>& scales, Tensor velocity);
   // Sums the machine's gradients: MachineShare::combine().
   bool combine(MachineShare::Step& step, Optimizer& optimizer) {
@@ -29,8 +29,8 @@ class ServedVectors {
   }
   void push(std::int64_t samples, const MetricSums& sums);
   void pull();
-  void finish(bool takes);     // the node's; takes: the last values too
-  void velocity(Tensor into);  // the servers', where the rule has one; undefined: nothing
+  void finish(bool takes);     // calls the node's finish(); takes: copies the last values too
+  void velocity(Tensor into);  // writes the servers' velocity, if the rule has one; undefined: does nothing
 
  private:
   Buffer gradients() {
@@ -41,7 +41,7 @@ class ServedVectors {
     const Buffer v = values_.of(flat_->values);
     return machine_ ? machine_->room(v.dtype, pulled_) : v;
   }
-  // The first rank of a machine brings the running statistics for all of it.
+  // The first rank of a machine pushes the running statistics for the machine.
   Buffer buffers() { return machine_ && !machine_->leads() ? Buffer{} : buffers_.of(flat_->buffers); }
   Buffer present_buffers() { return machine_ && !machine_->leads() ? Buffer{} : buffers_.download(flat_->buffers); }
   void take();
@@ -50,7 +50,7 @@ class ServedVectors {
   MachineShare* machine_;
   FlatParameters* flat_ = nullptr;
   OnHost values_, gradients_, buffers_;
-  std::vector<std::byte> pushed_, pulled_;  // a machine's rank: its part of the gradients, and of the values
+  std::vector<std::byte> pushed_, pulled_;  // for a machine's rank: its part of the gradients, and of the values
 };
 
 }  // namespace tandem

@@ -1,6 +1,6 @@
-// A Linear that is cut over the ranks of a host, and the softmax cross-entropy over its slices: what hybrid.h
-// describes. Threads: the training thread. All ranks of the host make the same calls in the same order; each waits for
-// all.
+// A Linear that is divided over the ranks of a host, and the softmax cross-entropy over its slices, as described in
+// hybrid.h. Threads: the training thread. All ranks of the host make the same calls in the same order; each call waits
+// for all.
 #pragma once
 #include <memory>
 #include <string>
@@ -11,24 +11,24 @@
 
 namespace tandem {
 
-// What each rank has, in the order of ranks; as many numbers on each.
+// The numbers of all ranks, in the order of ranks; each rank gives the same count.
 std::vector<double> of_all(Communicator& over, const std::vector<double>& mine);
-// Where the rows of each rank begin among those of all.
+// Where the rows of each rank begin among the rows of all ranks.
 Cuts rows_of_all(Communicator& over, const Tensor& mine);
 
 class SlicedLinear {
  public:
-  // sample: the share of a slice's classes that a step learns.
+  // sample: the fraction of a slice's classes that a step trains.
   SlicedLinear(std::shared_ptr<Communicator> over, std::string path, std::int64_t outputs, double sample);
 
-  // The layer. In training it hands x [b, F] on, and the loss has to be asked for. In eval mode: the logits [b, C] of
-  // this rank's rows.
+  // The layer. In training it returns x [b, F], and the caller must then call loss(). In eval mode it returns the
+  // logits [b, C] of this rank's rows.
   Variable forward(const Variable& x, const Variable& w, const Variable& b, bool training);
-  // x: what the layer handed on. The mean over this rank's rows; the gradients of w and b are complete. smoothing,
-  // correct: as in cross_entropy().
+  // x: the output of the layer in training. Returns the mean over this rank's rows; the gradients of w and b are
+  // complete. smoothing, correct: as in cross_entropy().
   Variable loss(const Variable& x, const Tensor& labels, double smoothing, Tensor* correct) const;
 
-  // What the layer handed on when it last ran; null: it computed logits.
+  // The last output of the layer in training; null: it computed logits.
   const void* handed_on() const { return features_; }
 
   const std::string& path() const { return path_; }  // of the Linear

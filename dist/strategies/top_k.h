@@ -1,7 +1,7 @@
-// Top-k with error feedback (Aji and Heafield 2017, Stich et al. 2018): of a range of gradients each rank sends only
-// the k elements of largest magnitude, and keeps the rest, its residual, to be added to its next gradient: what is
-// small travels later, and nothing is lost. Every rank gathers what all of them sent, and adds it up in the order of
-// ranks, so that the results are the same on all ranks, bit for bit.
+// Top-k with error feedback (Aji and Heafield 2017, Stich et al. 2018). Of a range of gradients each rank sends only
+// the k elements of largest magnitude. It keeps the rest, its residual, and adds that to its next gradient. So small
+// elements are sent later, and nothing is lost. Every rank gathers the sent elements of all ranks and adds them in the
+// order of ranks, so the results are the same on all ranks, bit for bit.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -12,14 +12,14 @@ namespace tandem {
 
 class TopK {
  public:
-  // Of `length` gradients, the share of them that travels: above 0 and up to 1; at least one does.
+  // For `length` gradients. share: the fraction that is sent, above 0 and up to 1; at least one element is sent.
   TopK(double share, std::int64_t length);
-  // The exchange of this rank's gradients. All ranks call it.
+  // Starts the exchange of this rank's gradients. All ranks call it.
   Work begin(Communicator& over, const float* gradients);
-  // When that is over: the sum of what all ranks sent.
+  // Call after the exchange. gradients: receives the sum of the sent elements of all ranks.
   void end(float* gradients);
-  // After the step. What did not travel waits for the next one; with a step that was not made (a gradient was not
-  // finite), this step's part of it is forgotten, and what waited before it waits on.
+  // Call after the step. Unsent elements are kept for the next step. If the step was not made (a gradient was not
+  // finite), this step's part is discarded and the earlier residual is kept.
   void finish_step(bool made);
 
   std::int64_t k() const { return std::int64_t(chosen_.size()); }
@@ -27,7 +27,7 @@ class TopK {
 
  private:
   std::vector<float> residual_, pending_;            // after the last step, and after this one
-  std::vector<std::int32_t> order_, chosen_, sent_;  // sent: of each rank k indices and, as bits, k values
+  std::vector<std::int32_t> order_, chosen_, sent_;  // sent: for each rank k indices and, as bits, k values
 };
 
 }  // namespace tandem

@@ -1,6 +1,6 @@
-// The leases that a worker draws during fit(), and the count of the run's steps that follows from them. Of a machine
-// with several ranks the first one draws, and tells the others (machine_share.h). Their lanes' servers lease steps
-// without end, one for each push.
+// The leases that a worker draws during fit(), and the number of the run's steps that results from them. On a machine
+// with several ranks, the first rank draws and sends the leases to the others (machine_share.h). The servers of the
+// other ranks' lanes have an unlimited number of leases, one for each push.
 //
 // Threads: the training thread. A machine's ranks make the same calls in the same order; draw() and tell() wait for all
 // of them.
@@ -16,29 +16,29 @@ namespace tandem {
 
 class WorkerLeases {
  public:
-  // per_step: leases of a step. synchronous: all workers draw together. machine: null where each rank is a worker. Both
-  // stay alive.
+  // per_step: leases per step. synchronous: all workers draw together. machine: null if each rank is a worker. Both
+  // must outlive this object.
   WorkerLeases(ServerNode& node, MachineShare* machine, bool synchronous, std::int64_t per_step)
       : node_(node), machine_(machine), synchronous_(synchronous), per_step_(per_step) {}
   bool follows() const { return machine_ && !machine_->leads(); }  // another rank of the machine draws
 
   static WorkLeases endless() { return WorkLeases(0, INT64_MAX / 2); }
-  // What the servers hand out: the leases from `first` to `end`, up to `most` at once, per_epoch in each epoch.
+  // The leases for the servers: from `first` to `end`, at most `most` at once, per_epoch in each epoch.
   WorkLeases begin(std::int64_t first, std::int64_t end, std::int64_t most, std::int64_t per_epoch);
-  // Waits. Nothing: the run is over. Throws Error where the other machines have ended before.
+  // Waits. Nothing: the run is over. Throws Error if the other machines have ended earlier.
   std::optional<std::int64_t> draw(const std::function<bool()>& asked_to_stop);
-  // What draw() will give, as far as it is known. With bsp it is foreseen, and another one only after a loss.
+  // The lease that draw() will return, if it is known. With bsp it is predicted, and wrong only after a loss.
   std::optional<std::int64_t> coming() const;
-  // How many leases are done, from the leader to all ranks of a machine, so that all count the same steps.
+  // Sends the number of done leases from the leader to all ranks of a machine, so that all count the same steps.
   void tell() {
     if (machine_) tell(0);
   }
-  // Steps of the run that are made. known: as many as this rank has counted.
+  // Completed steps of the run. known: the number that this rank has counted.
   std::int64_t steps(std::int64_t known) const;
-  // The learning rate as a function of the pushes that a server has applied, from one of the run's steps.
+  // The learning rate as a function of a server's applied pushes, given the rate as a function of the run's steps.
   std::function<double(std::int64_t pushes)> of_pushes(std::function<double(double step)> rate) const;
 
-  // With what a machine's ranks sum in a step, the leader says which lease comes next.
+  // The leader sends its next lease with the sums of a step over the machine's ranks.
   void announce(MachineShare::Step& step) const;
   void hear(const MachineShare::Step& step);
 
@@ -50,9 +50,9 @@ class WorkerLeases {
   MachineShare* machine_;
   const bool synchronous_;
   const std::int64_t per_step_;
-  std::int64_t first_ = 0, end_ = 0, last_ = 0;  // last_: drawn
-  std::int64_t done_ = 0;                        // as the leader has said
-  std::optional<std::int64_t> coming_;           // as the leader has said
+  std::int64_t first_ = 0, end_ = 0, last_ = 0;  // last_: the last drawn lease
+  std::int64_t done_ = 0;                        // leases that are done, as received from the leader
+  std::optional<std::int64_t> coming_;           // as received from the leader
 };
 
 }  // namespace tandem

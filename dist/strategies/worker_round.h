@@ -1,12 +1,11 @@
-// A worker's round under an asynchronous outer optimizer (Liu et al. 2024, arXiv 2401.09135): from the weights θ that
-// the servers sent, the worker makes H steps of its own with any optimizer, whose state stays with it. What it pushes
-// is
+// A worker's round under an asynchronous outer optimizer (Liu et al. 2024, arXiv 2401.09135). From the weights θ that
+// the servers sent, the worker makes H local steps with any optimizer, whose state stays on the worker. It pushes
 //
 //   Δ = θ − x
 //
-// which is a gradient for the servers' update rule (delayed-nesterov; γ is its learning rate, β its momentum). It goes
-// on from the weights that come back. Nobody waits for anybody, or under quorum:K for no more than K workers and the
-// grace time. A slower worker makes fewer steps a round: H_w = ⌊v_w/v_max·H⌋ (coordinator.h).
+// as a gradient for the servers' update rule (delayed-nesterov; γ is its learning rate, β its momentum). It continues
+// from the weights in the answer. No worker waits, or under quorum:K it waits only for K workers and the grace time. A
+// slower worker makes fewer steps per round: H_w = ⌊v_w/v_max·H⌋ (coordinator.h).
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -28,14 +27,14 @@ class WorkerRound {
     momentum_.fill(0);
   }
   void starts(const FlatParameters& flat) { theta_.copy_from(flat.values); }
-  // The gradients become Δ. False: it is not finite.
+  // Writes Δ to the gradients. False: it is not finite.
   bool finish(FlatParameters& flat) {
     difference(flat.gradients, theta_, flat.values);
     const Buffer d = pushed_.download(flat.gradients);
     const float* at = static_cast<const float*>(d.data);
     return std::all_of(at, at + d.count, [](float v) { return std::isfinite(v); });
   }
-  Tensor& momentum() { return momentum_; }  // the servers' m, in and out of checkpoints
+  Tensor& momentum() { return momentum_; }  // the servers' m, to and from checkpoints
 
  private:
   RoundSteps how_;
