@@ -1,4 +1,4 @@
-// Element-wise operations, those of the library and your own. An operation is one functor. The template in this file
+// Element-wise operations of the library and of user programs. An operation is one functor. The template in this file
 // makes the forward loop, the node and the backward loop from it, for every floating type and every device.
 //
 //   struct Softsign {
@@ -10,9 +10,9 @@
 //   Variable softsign(const Variable& x) { return elementwise(Softsign{}, x); }
 //
 // A is the type of the arithmetic: float, or double for f64. g is the gradient of the result. A functor with members
-// says in `Attributes attributes() const` what they are (for ONNX and for records of a model). Use <cmath> with std::
-// and core/math.h. Include this in a file whose name ends in .kernel.cpp, which nvcc compiles in a build with CUDA;
-// elsewhere it runs on the CPU only (in examples/ the Makefile sees to it).
+// returns them from `Attributes attributes() const` (for ONNX and for records of a model). Use <cmath> with std:: and
+// core/math.h. Include this file in a file whose name ends in .kernel.cpp, which nvcc compiles in a build with CUDA. In
+// other files the operation runs on the CPU only (in examples/ the Makefile chooses the compiler).
 #pragma once
 #include "autograd/ops.h"
 #include "core/broadcast.h"
@@ -20,7 +20,7 @@
 
 namespace tandem {
 
-enum class From { x, y, nothing };  // what df reads: the input, the output, or neither. That one is saved for backward
+enum class From { x, y, nothing };  // df reads the input, the output, or neither; the tensor it reads is saved
 
 template <class Op>
 Attributes attributes_of(const Op& op) {
@@ -84,10 +84,10 @@ Variable elementwise(const Op& op, const Variable& x) {
 }
 
 // ---- two inputs, broadcast as in NumPy: f(a, b), and da(g, a, b) and db(g, a, b), the gradients of a and of b -------
-// Both inputs are saved, unless the functor says `from = From::nothing`: the gradient of both is then g (addition).
-// Throws unless both are on one backend, of one type
+// Both inputs are saved, unless the functor defines `from = From::nothing`: the gradient of both is then g (addition).
+// Throws unless both inputs are on one backend and have one type
 void check_pair(const char* op, const Variable& a, const Variable& b);
-// Sums `full` down to `shape`, over the axes along which that was stretched.
+// Sums `full` to the shape `shape`, over the axes along which the input was broadcast.
 void sum_to(const Tensor& full, const Shape& shape, Tensor& out, bool add);
 
 template <class Op>
@@ -108,7 +108,7 @@ struct BinaryForward {
   }
 };
 
-// The gradient of a or b at every element of y, before the sum over stretched axes.
+// The gradient of a or b at every element of y, before the sum over broadcast axes.
 template <class Op, class T, bool second, bool add>
 struct BinaryBackward {
   Op op;
@@ -156,7 +156,7 @@ struct BinaryNode : Node {
   }
 
   void backward(Tensor dy, std::span<GradientSlot> slots) override {
-    if constexpr (passes_gradient<Op>()) {  // no copy where nothing was stretched
+    if constexpr (passes_gradient<Op>()) {  // no copy where the input was not broadcast
       for (int i = 0; i < 2; i++) {
         if (!slots[i].wanted()) continue;
         if (shapes[i].numel() == dy.numel()) {

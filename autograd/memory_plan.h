@@ -1,5 +1,5 @@
-// The memory plan: trains within a budget of memory by keeping, swapping or computing again what the tape saved for
-// backward.
+// The memory plan: trains within a memory budget. Each tensor that the tape saved for backward is kept, swapped or
+// recomputed.
 //
 //   MemoryPlan plan(backend, file_mover(), {.budget = 1 << 30});
 //   for (…) {
@@ -8,26 +8,27 @@
 //     step.end();
 //   }
 //
-// The first step runs on demand: when the budget is reached, what is needed last leaves first. It is recorded: every
-// event (an operation, or a node's backward) with its time, every saved tensor with its size, its last use forward and
-// its first one backward. From the record choose_memory() (memory_choice.h) decides for each tensor, and from then on
-// copies out begin right after the last use and copies back some events before they are read. The second and third
-// steps only compute again where that suffices, so that times without copies beside them are known too. Then it is
-// planned anew when steps take other times than predicted, and whenever the sequence of operations and shapes changes;
-// where a choice that was tried earlier proves faster, that one stays. A step that differs from the plan goes on on
-// demand. Steps that begin with another shape (an epoch's smaller last batch) have a plan of their own.
+// The first step runs on demand: when the budget is reached, the tensor that is needed last is evicted first. The step
+// is recorded: every event (an operation, or a node's backward) with its time, and every saved tensor with its size,
+// its last use in the forward pass and its first use in the backward pass. From the record choose_memory()
+// (memory_choice.h) decides for each tensor. From then on a copy out begins right after the last use, and a copy in
+// begins some events before the tensor is read. The second and third steps only recompute where that suffices, so that
+// times without concurrent copies are known too. After that a new plan is made when steps take other times than
+// predicted, and whenever the sequence of operations and shapes changes. If a choice that was tried earlier proves
+// faster, that choice stays. A step that differs from the plan continues on demand. Steps that begin with another shape
+// (an epoch's smaller last batch) have a plan of their own.
 //
-// What is read is always there: the engine brings back what a node saved before its backward, and whoever else reads a
-// storage that is away waits for it (core/memory.h, Keeper). Only tensors that nobody but the tape holds leave. Results
-// are those without a plan, bit for bit.
+// A tensor that is read is always in memory: before a node's backward the engine brings back what the node saved, and
+// any other reader of a storage that is not resident waits for it (core/memory.h, Keeper). Only tensors that no object
+// besides the tape references are evicted. Results are bit-identical to those without a plan.
 //
-// On a device the host only queues: nothing waits for it but the end of a step whose times are read. Times are the
-// device's (a Follower's marks), and only steps whose plan is not settled yet are timed. Copies out are waited for, by
-// the device's queue, when their memory is asked for. So a step that is settled does the same each time and can be
-// recorded (core/recording.h).
+// On a device the host only queues work; it waits only at the end of a step whose times are read. Times are the
+// device's (a Follower's marks), and only steps whose plan is not settled yet are timed. The device's queue waits for
+// a copy out when its memory is requested. So a settled step does the same work each time and can be recorded
+// (core/recording.h).
 //
-// A plan belongs to the thread that made it, whose passes and operations it follows. Only this thread's requests make
-// tensors leave. Other threads (a loader) take memory for Use::data: plans leave room for the most that this was so
+// A plan belongs to the thread that made it, and follows the passes and operations of this thread. Only this thread's
+// memory requests evict tensors. Other threads (a loader) take memory for Use::data: plans leave room for its peak so
 // far.
 #pragma once
 #include <deque>
@@ -48,25 +49,25 @@
 namespace tandem {
 
 struct MemoryPlanOptions {
-  std::size_t budget = 0;  // bytes of the backend's allocator, all that it hands out
+  std::size_t budget = 0;  // limit on all bytes that the backend's allocator hands out
   SwapMode swap = SwapMode::automatic;
-  std::size_t smallest = std::size_t{64} << 10;  // smaller tensors stay
-  int batches = 1;                               // steps of the plan to an update (--accumulate)
-  Knapsack items = knapsack;                     // or one of your own
+  std::size_t smallest = std::size_t{64} << 10;  // bytes; smaller tensors are always kept
+  int batches = 1;                               // steps of the plan per update (--accumulate)
+  Knapsack items = knapsack;                     // or the program's own function
 };
 
 class MemoryPlan final : public TapeWatcher, public Keeper {
  public:
-  // mover may be null where nothing is to be swapped; with SwapMode::recompute it serves the steps without a plan,
-  // which may else pass the budget.
+  // mover may be null if no tensor is to be swapped. With SwapMode::recompute the steps without a plan use the mover;
+  // without it they may exceed the budget.
   MemoryPlan(Backend& backend, std::unique_ptr<Mover> mover, const MemoryPlanOptions& options);
   ~MemoryPlan() override;
   MemoryPlan(const MemoryPlan&) = delete;
 
-  // A forward and a backward pass. end() plans. The last step before the second update throws UsageError where the
-  // budget is too small, with one that is accepted in its place. No later one ends a run: where memory is still
-  // lacking, because something else has taken it, the step takes what it needs beyond the budget, says so once, and is
-  // planned anew with room for that.
+  // A forward and a backward pass. end() makes the plan. If the budget is too small, the last step before the second
+  // update throws UsageError, which names a budget that is accepted. No later step ends a run: if memory is still
+  // lacking, because another user has taken it, the step takes what it needs beyond the budget, prints this once, and
+  // is planned again with room for it.
   class Step {
    public:
     explicit Step(MemoryPlan& plan) : plan_(plan) { plan_.begin(); }
@@ -81,19 +82,19 @@ class MemoryPlan final : public TapeWatcher, public Keeper {
   struct Measured {  // of the last step
     double seconds = 0, stall = 0;
     std::size_t peak = 0, swapped = 0, recomputed = 0;  // bytes
-    int on_demand = 0;                                  // tensors that left because a request did not fit
-    bool planned = false;                               // it went by a plan, to the end
-  };  // seconds and stall of a step that was not timed: those of the last one that was
+    int on_demand = 0;                                  // tensors evicted because a request did not fit
+    bool planned = false;                               // the step followed a plan to its end
+  };  // a step that was not timed has the seconds and stall of the last timed step
   const Measured& measured() const { return measured_; }
-  // For steps as the last one; null: no plan yet
+  // The choice for steps like the last one; null: no plan yet
   const MemoryChoice* choice() const { return plan_ ? &plan_->choice : nullptr; }
-  bool settled() const { return plan_ && plan_->settled; }  // the last step went by a plan that is not changed any more
-  // Of the last step; without times where these were not read
+  bool settled() const { return plan_ && plan_->settled; }  // the last step's plan does not change any more
+  // Of the last step; without times if these were not read
   const IterationRecord& record() const { return record_; }
-  MemoryMeans means() const;   // what may be chosen, copies at the measured rates
+  MemoryMeans means() const;   // the permitted choices, and the measured rates of copies
   std::string report() const;  // one line
 
-  // ---- what the tape and the storages call --------------------------------------------------------------------------
+  // ---- called by the tape and by storages ---------------------------------------------------------------------------
   void recorded(Node& node, std::span<const Variable* const> inputs, const Tensor& y) override;
   void output_of_marked(const Tensor& y) override;
   void before(Node& node) override;
@@ -103,12 +104,12 @@ class MemoryPlan final : public TapeWatcher, public Keeper {
 
  private:
   struct Source {
-    Saved held;       // a parameter, or too small to leave; of another while the result is discarded
-    WeakTensor weak;  // of the other
+    Saved held;       // a parameter, or a tensor too small to evict; any other tensor while the result is discarded
+    WeakTensor weak;  // reference to such another tensor
     int entry = -1;
     std::uint64_t writes = 0;
   };
-  struct Made {  // how a tensor is computed again
+  struct Made {  // how a tensor is recomputed
     const Recomputation* how;
     Attributes attributes;
     std::vector<Source> sources;
@@ -118,16 +119,16 @@ class MemoryPlan final : public TapeWatcher, public Keeper {
   };
   enum class At : std::uint8_t { here, leaving, outside, returning, nowhere };
   struct Entry {
-    Storage* storage = nullptr;  // null: it has ended
+    Storage* storage = nullptr;  // null: it was destroyed
     At at = At::here;
-    int pins = 0;                       // nodes that run backward and saved it
+    int pins = 0;                       // nodes that saved it and whose backward is running
     bool claimed = false;               // backward has read it
-    bool wanted = false;                // it is read soon: it does not leave by itself
-    int depth = 0;                      // discarded: how many have to be computed one from the other
+    bool wanted = false;                // it is read soon: the plan does not evict it
+    int depth = 0;                      // if discarded: length of the chain of recomputations
     std::vector<std::uint64_t> savers;  // sequence numbers of nodes whose backward has not run, ascending
     Mover::CopyId copy = 0;
     std::uint64_t writes = 0;  // when the copy began
-    void* block = nullptr;     // to which it returns
+    void* block = nullptr;     // the block that it is copied back into
     std::unique_ptr<Made> made;
   };
 
@@ -135,23 +136,23 @@ class MemoryPlan final : public TapeWatcher, public Keeper {
   void end();
   void leave() noexcept;
   std::size_t relieve(std::size_t bytes);  // the allocator's pressure callback
-  std::size_t lacks(std::size_t bytes);    // which nothing can leave for: they are taken beyond the budget
-  std::size_t room() const;                // what a step may take
+  std::size_t lacks(std::size_t bytes);    // no tensor can be evicted for these bytes: they exceed the budget
+  std::size_t room() const;                // bytes that a step may take
 
   // Following the step.
   bool follows() const { return active_ && std::this_thread::get_id() == thread_; }
-  int event() const { return int(record_.events.size()); }  // the one under way
+  int event() const { return int(record_.events.size()); }  // the current event
   double now() const;
-  // Time is taken as a row of moments, which read_times() turns into seconds when the step is over.
+  // Time is taken as a sequence of moments, which read_times() converts into seconds when the step is over.
   enum class Tick : std::uint8_t { ended, acted, waits, waited, computes, computed };
   struct Moment {
     Tick tick;
-    int id;       // ended: what the event made; computed: what was computed again; −1: nothing
-    double time;  // as now(); the number of a device's mark until the step is over
+    int id;       // ended: the tensor that the event made; computed: the recomputed tensor; −1: none
+    double time;  // as now(); on a device the number of a mark, until the step is over
   };
   void take_time(Tick tick, int id = -1);
   void read_times();
-  class Timing {  // the computation waits, or computes again
+  class Timing {  // a time in which the computation waits, or recomputes
    public:
     Timing(MemoryPlan& plan, Tick begin, Tick end, int id = -1) : plan_(plan), end_(end), id_(id) {
       plan_.take_time(begin);
@@ -164,8 +165,8 @@ class MemoryPlan final : public TapeWatcher, public Keeper {
     Tick end_;
     int id_;
   };
-  int known(const Tensor& t) const;  // its number; −1: none
-  int entry_of(const Tensor& t);     // the same, with a new number where it may leave
+  int known(const Tensor& t) const;  // the tensor's number; −1: none
+  int entry_of(const Tensor& t);     // the same; a tensor that may be evicted gets a new number
   void save(const Saved& saved, const Node& node);
   int remember(const Node& node, std::span<const Variable* const> inputs, const Tensor& y);
   std::size_t borrowed(const Node& node, std::span<const Variable* const> inputs, const Tensor& y);
@@ -179,7 +180,7 @@ class MemoryPlan final : public TapeWatcher, public Keeper {
   static bool is_free(const Entry& e) { return e.storage && e.pins == 0 && e.storage->only_on_tape(); }
   bool may_swap() const { return options_.swap != SwapMode::off && mover_ && broken_.empty(); }
   bool may_discard(const Entry& e) const;
-  void act(int event);  // what the plan says after this event
+  void act(int event);  // carries out the plan's actions after this event
   void start_out(int id);
   bool finish_out(int id);
   bool start_in(int id);
@@ -201,38 +202,38 @@ class MemoryPlan final : public TapeWatcher, public Keeper {
   const std::unique_ptr<Mover> mover_;
   const MemoryPlanOptions options_;
   const std::thread::id thread_;
-  // The device's; null: work is done when calls return, or the device cannot tell
+  // The device's clock; null: work is done when calls return, or the device cannot measure times
   const std::unique_ptr<Follower> clock_;
-  bool active_ = false, returns_ = false;  // within a step; at its end, when all that is away returns
+  bool active_ = false, returns_ = false;  // within a step; at its end, when all evicted tensors are brought back
   TapeWatcher* outer_ = nullptr;
 
-  // Of the step under way.
+  // State of the current step.
   std::vector<Entry> entries_;  // by number, as record_.saved
   IterationRecord record_;
   std::vector<std::uint64_t> hashes_;             // of the events: operation and shape
-  std::vector<int> leaving_, discarding_, held_;  // on their way out; to be discarded when free; not free yet
-  std::deque<int> returning_;                     // to be fetched as soon as there is room, in order
-  std::vector<std::unique_ptr<Made>> ended_;      // of storages that are ending
-  std::size_t resident_ = 0, base_ = 0;           // bytes of saved tensors in memory; the event's, beside these
-  std::uint64_t requests_ = 0;                    // of this thread for memory, at the end of the last event
+  std::vector<int> leaving_, discarding_, held_;  // being copied out; to be discarded when free; not free yet
+  std::deque<int> returning_;                     // to be copied in as soon as there is room, in order
+  std::vector<std::unique_ptr<Made>> ended_;      // of storages that are being destroyed
+  std::size_t resident_ = 0, base_ = 0;           // bytes of saved tensors in memory; the event's other bytes
+  std::uint64_t requests_ = 0;                    // memory requests of this thread, at the end of the last event
   std::vector<Moment> moments_;
   bool timed_ = true;
   double began_ = 0;              // as now()
   std::int64_t traced_from_ = 0;  // the same moment in the trace
   bool on_plan_ = false;
   Measured now_, measured_;
-  std::string broken_;  // why nothing can be swapped any more
+  std::string broken_;  // why tensors can no longer be swapped; empty: they can
 
   struct Plan {
     MemoryChoice choice;
-    std::vector<std::uint64_t> hashes;                       // of the events that it is for
+    std::vector<std::uint64_t> hashes;                       // of the events that the plan is for
     std::vector<std::vector<int>> leave_after, fetch_after;  // tensors by event
-    int made = 0, waited = 0;  // times that it was planned anew; steps since, that went otherwise
+    int made = 0, waited = 0;  // number of times it was planned; steps since then that differed from the forecast
     double alone = 0;          // seconds of computation in a step without copies; 0: not known
     MemoryChoice best;         // the choice of the fastest step
-    double best_seconds = 0;   // which took so long; 0: none yet
+    double best_seconds = 0;   // seconds of that step; 0: none yet
     bool settled = false;
-    std::size_t room = 0;  // within which it was planned
+    std::size_t room = 0;  // bytes for which it was planned
   };
   std::map<std::uint64_t, Plan> plans_;  // by the first event: an epoch's smaller last batch has a plan of its own
   Plan* plan_ = nullptr;
@@ -240,11 +241,11 @@ class MemoryPlan final : public TapeWatcher, public Keeper {
   int steps_ = 0;
   double slowdown_ = 0;      // MemoryMeans::slowdown, as measured
   std::size_t outside_ = 0;  // bytes in use at the peak between steps
-  // The smallest budget for the steps so far, Use::data left out. enough_: with the first one, in which a backend tries
-  // all of its algorithms, so that it is enough whichever another run chooses.
+  // The smallest budget for the steps so far, without Use::data. enough_ includes the first step, in which a backend
+  // tries all of its algorithms, so that this budget suffices for any algorithm that another run chooses.
   std::size_t least_ = 0, enough_ = 0;
-  std::size_t lacking_ = 0, reserve_ = 0;   // bytes that this step took beyond the budget; kept free for the next time
-  bool accepted_ = false, warned_ = false;  // the first steps are over: the budget holds; it did not
+  std::size_t lacking_ = 0, reserve_ = 0;   // bytes that this step took beyond the budget; bytes kept free from now on
+  bool accepted_ = false, warned_ = false;  // the first steps are over and the budget holds; it was exceeded later
 };
 
 }  // namespace tandem

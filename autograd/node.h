@@ -1,7 +1,7 @@
-// The tape. Every differentiable operation that runs leaves a Node: its inputs, its attributes, the tensors it saved,
-// and backward(). Saved tensors are data members, not captured in closures, so that they can be counted, shown, swapped
-// and prefetched. Each stores the write count at which it was saved; reading one whose storage was written since throws
-// Error.
+// The tape. Every differentiable operation that runs adds a Node: its inputs, its attributes, the tensors it saved, and
+// backward(). Saved tensors are data members, not captured in closures, so that they can be counted, shown, swapped and
+// prefetched. Each stores the write count at which it was saved. Reading a saved tensor whose storage was written since
+// then throws Error.
 #pragma once
 #include <algorithm>
 #include <functional>
@@ -40,15 +40,15 @@ struct Saved {
 // The arguments of an operation other than tensors: {{"stride", {2, 2}}, {"relu", {1}}}.
 using Attributes = std::vector<std::pair<const char*, std::vector<double>>>;
 
-// Receives the gradient of one input of a node. For a parameter it is written directly into its range of the flat
-// gradient vector, otherwise into a tensor of the engine.
+// Receives the gradient of one input of a node. The gradient of a parameter is written directly into the parameter's
+// range of the flat gradient vector, any other gradient into a tensor of the engine.
 class GradientSlot {
  public:
   explicit GradientSlot(Node* input) : input_(input) {}
-  bool wanted() const { return input_ != nullptr; }  // false: do not compute it (the first layer's data gradient)
+  bool wanted() const { return input_ != nullptr; }  // false: do not compute it (the gradient of the model's input)
 
   // The tensor into which backward() writes the gradient. add: the tensor already holds a partial sum (shared weights,
-  // residual joins), so add to it instead of overwriting it.
+  // residual connections), so add to it instead of overwriting it.
   struct Destination {
     Tensor* tensor = nullptr;
     bool add = false;
@@ -65,16 +65,16 @@ class Node : public Counted {
  public:
   explicit Node(const char* op);
   virtual ~Node();
-  // dy: the gradient of this node's one output. Calls slots[i].destination or .accumulate for every wanted input i.
+  // dy: the gradient of this node's only output. Calls slots[i].destination or .accumulate for every wanted input i.
   virtual void backward(Tensor dy, std::span<GradientSlot> slots) = 0;
   virtual Leaf* leaf() { return nullptr; }
-  // Floating-point operations of the forward pass, two per multiply-add; 0 for operations bound by memory. The gradient
-  // of each of the first two inputs costs the same number.
+  // Floating-point operations of the forward pass, two per multiply-add; 0 for memory-bound operations. The gradient of
+  // each of the first two inputs costs the same number.
   virtual double flops() const { return 0; }
   virtual Attributes attributes() const { return {}; }
 
   const char* op;            // "conv2d"
-  const std::string* scope;  // the module that ran it: "layer1.0.conv1"; never null
+  const std::string* scope;  // path of the module that ran it: "layer1.0.conv1"; never null
   Shape shape;               // of its output
   DType dtype = DType::f32;
   std::vector<Ref<Node>> inputs;  // null where an input needs no gradient
@@ -84,22 +84,22 @@ class Node : public Counted {
 
   const Tensor& kept(int i) const;  // saved[i], checked against its write count
   std::string where() const;        // "conv2d in layer1.0.conv1"
-  void release();                   // drops what was saved and the edges
+  void release();                   // drops the saved tensors and the edges
 
-  // Without recursion: a chain may have any length.
+  // Works without recursion, since a chain of nodes may have any length.
   static void destroy(const Node* node);
 
  private:
   friend class Engine;
   friend class GradientSlot;
-  // State of the backward pass that counted this node.
+  // State of the backward pass that visited this node.
   int pending_ = 0;          // consumers whose backward has not run yet
   std::uint64_t visit_ = 0;  // the number of the pass
   bool released_ = false;
   mutable const Node* next_dead_ = nullptr;
 };
 
-// A leaf: a parameter, or an input whose gradient was asked for.
+// A leaf: a parameter, or an input whose gradient was requested.
 struct Leaf final : Node {
   Leaf(Tensor value, std::string name);
   void backward(Tensor, std::span<GradientSlot>) override {}
@@ -110,7 +110,7 @@ struct Leaf final : Node {
   std::string name;
   // Called when the gradient is final, once per backward().
   std::function<void(Leaf&)> hook;
-  bool replaced = false;   // other flat parameters have taken over: nothing uses this leaf any more
+  bool replaced = false;   // newer flat parameters have a leaf in its place: this leaf is no longer used
   bool handed_on = false;  // set by a hook that sent the gradient: adding to it before it is zeroed throws Error
 
  private:
@@ -121,14 +121,14 @@ struct Leaf final : Node {
 class Variable;
 
 struct BackwardOptions {
-  std::span<Leaf* const> leaves = {};  // their hooks always run; a leaf that took no part gets a zero gradient
+  std::span<Leaf* const> leaves = {};  // their hooks always run; a leaf that is not reached gets a zero gradient
   bool keep = false;                   // keep the tape for a second backward
   double seed = 1;                     // gradient of the root, for example the loss scale
 };
 
-// Computes the gradients of every leaf that root depends on. root has one element. A leaf that gets nothing from a node
-// that it went into has a zero gradient.
-// Throws Error where it is called within itself, by a hook or by a node's backward.
+// Computes the gradients of every leaf that root depends on. root has one element. If a leaf is an input of a node that
+// gives it no gradient, its gradient is zero.
+// Throws Error when it is called within a backward pass, by a hook or by a node's backward.
 void backward(const Variable& root, const BackwardOptions& options = {});
 
 // Thrown with checks on when a value is not finite; names the operation that produced it.
@@ -138,19 +138,19 @@ struct NotFinite : Error {
 
 class Recorder;  // autograd/recorder.h
 
-// Who follows the tape while it is made and while it runs backward: the memory plan.
+// The interface of an object that follows the tape while it is built and while it runs backward: the memory plan.
 class TapeWatcher {
  public:
   virtual ~TapeWatcher() = default;
-  // node: on the tape since now
+  // Called after node was added to the tape
   virtual void recorded(Node& node, std::span<const Variable* const> inputs, const Tensor& y) = 0;
-  // y is the output of a module that is marked to be computed again (Module::recompute). y itself is kept.
+  // y is the output of a module that is marked for recomputation (Module::recompute). y itself is kept.
   virtual void output_of_marked(const Tensor& y) = 0;
   virtual void before(Node& node) = 0;  // its backward runs next
-  virtual void after(Node& node) = 0;   // and has run; what it saved is still there
+  virtual void after(Node& node) = 0;   // its backward has run; its saved tensors still exist
 };
 
-// Dropout calls so far: of this step, or of the thread where there is no step state. Assigning 0 begins a step.
+// Dropout calls so far: of this step, or of the thread if there is no step state. Assigning 0 begins a step.
 struct DropoutCalls {
   DropoutCalls(std::uint64_t unnumbered = 0) : unnumbered(unnumbered) {}
   bool first_of(std::uint32_t layer) {  // whether the layer has not been called yet; counts the call
@@ -159,21 +159,21 @@ struct DropoutCalls {
     return true;
   }
   std::uint64_t unnumbered;           // calls without a layer number, and repeated calls of a layer
-  std::vector<std::uint32_t> layers;  // those that have been called
+  std::vector<std::uint32_t> layers;  // the layers that have been called
 };
 
 // Per-thread settings that operations read while they run.
 struct Mode {
   bool record = true;        // build the tape
   bool check = false;        // look for non-finite values after every operation
-  bool recompute = false;    // within a module that is marked to be computed again in backward
-  bool alone = false;        // operations that combine values of all ranks use this rank's only
+  bool recompute = false;    // within a module that is marked for recomputation in backward
+  bool alone = false;        // operations that combine values of all ranks use only this rank's values
   const std::string* scope;  // path of the module that is running
   Tensor step_state;         // StepState on the device; empty outside training loops
   Tensor samples;            // i32: index in the data set of each picture of the batch (for dropout)
-  std::uint64_t seed = 0;    // of random draws where there is no step state
+  std::uint64_t seed = 0;    // of random draws if there is no step state
   DropoutCalls draws;
-  Recorder* recorder = nullptr;    // writes down every operation
+  Recorder* recorder = nullptr;    // records every operation
   TapeWatcher* watcher = nullptr;  // follows the tape
   Mode();
 };
@@ -190,10 +190,10 @@ class ModeScope {
  private:
   bool before_;
 };
-using NoGrad = ModeScope<&Mode::record, false>;  // nothing is recorded: for evaluation, and for a user's own updates
+using NoGrad = ModeScope<&Mode::record, false>;  // no tape is built: for evaluation, and for a user's own updates
 using Alone = ModeScope<&Mode::alone, true>;     // this rank runs the model without the others
 using CheckForNonFinite = ModeScope<&Mode::check, true>;  // after every operation
 
-std::uint64_t living_nodes();  // of all threads
+std::uint64_t living_nodes();  // number of existing nodes, of all threads
 
 }  // namespace tandem

@@ -1,7 +1,7 @@
 // Records the operations of a model as they run. The ONNX export builds its graph from the record
 // (layers/export/onnx.h), and the PyTorch importer finds the weights that follow a flattened picture
-// (layers/export/torch_weights.h). The tape cannot serve for this: it leaves out operations that need no gradient, and
-// batch norm differs in evaluation.
+// (layers/export/torch_weights.h). The tape is not suitable for this: it leaves out operations that need no gradient,
+// and batch norm differs in evaluation.
 #pragma once
 #include <functional>
 #include <string>
@@ -11,8 +11,8 @@
 
 namespace tandem {
 
-// One operation that ran. Inputs are never empty handles: an optional one that was not given is left out at the end,
-// and is an undefined Tensor in between.
+// One operation that ran. An optional input that was not given is left out at the end of inputs, and is an undefined
+// Tensor in between.
 struct Operation {
   std::string op;      // "conv2d"
   std::string module;  // path of the module that ran it: "layer1.0.conv1"
@@ -24,8 +24,8 @@ struct Operation {
   std::string where() const { return module.empty() ? op : op + " in " + module; }
 };
 
-// While it lives, every operation of this thread is written down, whether or not there is a tape. All tensors are held,
-// so a place in memory is one value for as long as the recorder lives.
+// While an object of this class exists, every operation of this thread is recorded, with or without a tape. The
+// recorder keeps all tensors alive, so an address denotes the same value as long as the recorder exists.
 class Recorder {
  public:
   Recorder() : before_(mode().recorder) { mode().recorder = this; }

@@ -1,4 +1,4 @@
-// Variable: a value, its gradient, and the node that made it.
+// Variable: a value, its gradient, and the node that computed it.
 #pragma once
 #include <utility>
 
@@ -38,29 +38,29 @@ class Variable {
 
  private:
   const Tensor& held() const { return leaf_ ? leaf_->value : value_; }
-  Tensor value_;  // empty for a leaf: its value lives in the leaf, shared by every handle
+  Tensor value_;  // empty for a leaf: its value is stored in the leaf, which all handles share
   Ref<Node> node_;
   Leaf* leaf_ = nullptr;
 };
 
 inline std::ostream& operator<<(std::ostream& out, const Variable& v) { return out << v.value(); }
 
-// How an operation ends: record<N>(y, inputs, saved, attributes…) wraps y and, when a gradient may flow, leaves a node
-// N(attributes…) on the tape. Inputs and what is saved are given separately, because backward rarely needs all inputs.
-// N names itself: N::name.
+// The last call of an operation: record<N>(y, inputs, saved, attributes…) wraps y and, when a gradient may flow, adds a
+// node N(attributes…) to the tape. Inputs and saved tensors are given separately, because backward rarely needs all
+// inputs. N::name is the name of the operation.
 bool needs_tape(std::initializer_list<const Variable*> inputs);
 bool needs_tape(std::span<const Variable> inputs);
 void keep(Node& node, std::initializer_list<Tensor> saved);
-// node may be null. Checks values when mode().check; `read`, bytes of input, is for traces.
+// node may be null. Checks values if mode().check is set. `read`, the bytes of the inputs, is for traces.
 Variable finish(Tensor y, Ref<Node> node, const char* op, std::size_t read = 0);
 std::size_t bytes_to_trace(std::initializer_list<const Variable*> inputs);  // 0 when nothing is being traced
-// Tells mode().watcher, which is there, of a node that is on the tape.
+// Reports a node on the tape to mode().watcher, which must not be null.
 void tell_watcher(Node& node, std::span<const Variable* const> inputs, const Tensor& y);
-// Tells mode().recorder, which is there; `described` says what the operation was told.
+// Reports the operation to mode().recorder, which must not be null. `described` has the operation's attributes.
 void write_down(const Node& described, std::span<const Variable* const> inputs, const Tensor& y);
 
-// Before an operation of several inputs computes: all have to be on x's backend, and parameters have to be f32, or f64
-// beside an x of f64. Null and empty tensors are left out.
+// Called before an operation of several inputs computes. All inputs must be on x's backend, and parameters must be f32,
+// or f64 if x is f64. Null and empty tensors are ignored.
 void check_inputs(const char* op, const Tensor& x, std::initializer_list<const Tensor*> parameters,
                   std::initializer_list<const Tensor*> others = {});
 

@@ -1,16 +1,16 @@
 // Backend: one object per device. It owns the device's memory and implements matrix products, convolution, pooling,
 // normalisation and reductions. Every operation is pure virtual: a backend that lacks one does not compile.
-// Element-wise work is not here: it is a named functor, run by launch() (core/launch.h).
+// Element-wise operations are not in this class: they are named functors, run by launch() (core/launch.h).
 //
 // Contracts shared by all operations below
 //   - pictures [n, h, w, c], filters [c_out, kh, kw, c_in/groups], matrices row-major, tensors contiguous
-//   - outputs are allocated by the caller and of the right shape; shapes were validated by the operation in autograd/
+//   - outputs are allocated by the caller and have the right shape; shapes were validated by the operation in autograd/
 //   - T: f32 and bf16 on every backend (f64 on the reference one); parameters, their gradients and statistics are f32
-//     (f64 when x is f64), whatever the type of the pictures
-//   - `add`: add to the output instead of overwriting it; on a fresh gradient it is false and old contents are never
+//     (f64 when x is f64), for any type of the pictures
+//   - `add`: add to the output instead of overwriting it; for a new gradient it is false and old contents are never
 //     read
 //   - an optional tensor is passed by pointer; null means absent
-//   - ReLU passes a NaN on, forward and backward, and the maximum with a NaN is NaN, so that failures stay visible
+//   - ReLU propagates NaN, forward and backward, and the maximum with a NaN is NaN, so that failures stay visible
 //   - calls on one backend come from one thread at a time; a second rank has a backend object of its own
 #pragma once
 #include <functional>
@@ -43,7 +43,7 @@ class Backend {
 
   const std::string& name() const { return name_; }  // "reference", "cpu", "cuda"
   virtual std::string description() const = 0;       // device and library versions, one line
-  // Files of those libraries that this process has loaded
+  // The files from which this process has loaded these libraries
   virtual std::vector<std::string> libraries() const { return {}; }
   CachingAllocator& memory() { return *memory_; }
   int threads() const { return threads_; }          // host threads per parallel region; 1 on devices
@@ -58,13 +58,13 @@ class Backend {
   virtual void copy(void* to, const void* from, std::size_t bytes) = 0;  // within the device
   virtual void synchronize() = 0;
 
-  // Asynchronous work (core/queue.h). The defaults are those of a backend whose calls return when their work is done.
+  // Asynchronous work (core/queue.h). The defaults are for a backend whose calls return when their work is done.
   virtual bool asynchronous() const { return on_device(); }  // operations may return before their work is done
   virtual Queue& queue();                                    // holds all operations, in the order of the calls
   virtual std::unique_ptr<Queue> new_queue();                // another queue, for copies and collectives
   virtual std::unique_ptr<Event> new_event();                // events and queues must be destroyed before the backend
-  virtual std::shared_ptr<void> pinned(std::size_t bytes);   // memory of the host that the device reads and writes
-  virtual std::string identity() const { return {}; }  // of the device, the same in no other machine; empty: the host
+  virtual std::shared_ptr<void> pinned(std::size_t bytes);   // host memory that the device reads and writes
+  virtual std::string identity() const { return {}; }        // of the device, unique over all machines; empty: the host
 
   // Called when the owner of weights is destroyed: the backend drops its prepared copies (weights in its own layout).
   virtual void forget(const WriteCount& owner) { (void)owner; }
@@ -77,14 +77,15 @@ class Backend {
   virtual bool records() const { return false; }
   virtual bool recording() const { return false; }  // a step is being recorded: the host must not wait
 
-  // Bit-identical results for the same binary, device and threads: algorithms are chosen by rule, not by timing.
+  // Bit-identical results for the same binary, device and number of threads: algorithms are chosen by rule, not by
+  // timing.
   virtual void deterministic(bool on) = 0;
   bool deterministic() const { return deterministic_; }
-  virtual void exact_convolution(bool on) = 0;  // leaves Winograd out
-  virtual void tf32(bool on) { (void)on; }      // f32 products by a GPU's tensor cores, with 10 bits of precision
+  virtual void exact_convolution(bool on) = 0;  // excludes Winograd algorithms
+  virtual void tf32(bool on) { (void)on; }      // f32 products on a GPU's tensor cores, with 10 bits of precision
 
   // ---- matrices -----------------------------------------------------------------------------------------------------
-  // c = op(a)·op(b) (+ c if add), all of one type, of rank 2, or of rank 3 with a leading batch axis.
+  // c = op(a)·op(b) (+ c if add). All have one type, and rank 2, or rank 3 with a leading batch axis.
   virtual void gemm(bool transpose_a, bool transpose_b, const Tensor& a, const Tensor& b, Tensor& c, bool add) = 0;
   // y[m, n] = relu?(x[m, k]·w[n, k]ᵀ + bias[n])
   virtual void linear(const Tensor& x, const Tensor& w, const Tensor* bias, bool relu, Tensor& y) = 0;
@@ -101,7 +102,7 @@ class Backend {
 
   // ---- pooling ------------------------------------------------------------------------------------------------------
   // y = max over the window, or relu of it. argmax[y] (u8) is the position kh_i·kw + kw_i of the first largest element
-  // of the window (of the last NaN, as in PyTorch), 255 where relu cut it off; null when no gradient is wanted.
+  // of the window (of the last NaN, as in PyTorch), 255 where relu set it to 0; null when no gradient is wanted.
   // Elements outside the picture are ignored.
   virtual void max_pool(const PoolShape& s, const Tensor& x, bool relu, Tensor& y, Tensor* argmax) = 0;
   virtual void max_pool_backward(const PoolShape& s, const Tensor& dy, const Tensor& argmax, Tensor& dx, bool add) = 0;
@@ -109,14 +110,14 @@ class Backend {
   virtual void average_pool_backward(const PoolShape& s, const Tensor& dy, Tensor& dx, bool add) = 0;
 
   // ---- batch normalisation ------------------------------------------------------------------------------------------
-  // x, residual, y of s.rows × s.channels; gamma, beta, running_*, mean, inverse_std of s.channels.
+  // x, residual, y: s.rows × s.channels elements; gamma, beta, running_*, mean, inverse_std: s.channels.
   virtual void batch_norm(const NormShape& s, const Tensor& x, const Tensor* residual, const Tensor& gamma,
                           const Tensor& beta, Tensor& running_mean, Tensor& running_variance, Tensor& y, Tensor& mean,
                           Tensor& inverse_std) = 0;
   // With the running statistics, for evaluation.
   virtual void batch_norm_inference(const NormShape& s, const Tensor& x, const Tensor* residual, const Tensor& gamma,
                                     const Tensor& beta, const Tensor& mean, const Tensor& variance, Tensor& y) = 0;
-  // The y that batch_norm gave, bit for bit, from the statistics that it stored.
+  // Computes the y of batch_norm again, bit for bit, from the statistics that batch_norm stored.
   virtual void batch_norm_again(const NormShape& s, const Tensor& x, const Tensor* residual, const Tensor& gamma,
                                 const Tensor& beta, const Tensor& mean, const Tensor& inverse_std, Tensor& y) = 0;
   // y is needed for the mask only when s.relu and there was a residual (else the mask is recomputed from x).
@@ -133,8 +134,8 @@ class Backend {
   // x viewed as [outer, middle, inner] → y[outer, inner].
   virtual void reduce(Reduction op, std::int64_t outer, std::int64_t middle, std::int64_t inner, const Tensor& x,
                       Tensor& y, bool add) = 0;
-  // y (one element; f32, or f64 when x is f64) = Σ x² (+ y if add), summed in double: inf or NaN exactly when an
-  // element is, or the sum exceeds y's type.
+  // y (one element; f32, or f64 when x is f64) = Σ x² (+ y if add), summed in double. y is inf or NaN exactly when an
+  // element is, or when the sum exceeds the range of y's type.
   virtual void squared_norm(const Tensor& x, Tensor& y, bool add) = 0;
   // loss (one f32 element) = mean over rows of −Σ_c q_c·log softmax(x)_c, q = (1−ε)·onehot(label) + ε/classes;
   // probabilities (the shape of x) are kept for backward; both are f32, or f64 when x is f64. correct (i32, one
@@ -146,19 +147,19 @@ class Backend {
 
  private:
   std::string name_;
-  Ref<CachingAllocator> memory_;  // with the tensors that are left
+  Ref<CachingAllocator> memory_;  // shared with the tensors that still exist
 
  protected:
   int threads_;
   bool deterministic_ = false;
 };
 
-// Plain loops over float, bf16 or double. Slow; the other backends are tested against it.
+// Plain loops over float, bf16 or double. It is slow; the other backends are tested against it.
 std::unique_ptr<Backend> reference_backend(int threads = 1);
-// The fast CPU backend: oneDNN and our own kernels. In a build without oneDNN this is the reference backend.
+// The fast CPU backend: oneDNN and Tandem's own kernels. In a build without oneDNN this is the reference backend.
 std::unique_ptr<Backend> cpu_backend(int threads = 0);  // 0: default_threads()
 // The GPU with this index; throws Error with the cause when there is none. Defined in cuda/, or in cuda/none.cpp.
 std::unique_ptr<Backend> cuda_backend(int index);
-int cuda_devices();  // that this process sees; 0 where there is none, or no CUDA. Defined there too
+int cuda_devices();  // number of GPUs that this process sees; 0 without CUDA. Defined in the same files
 
 }  // namespace tandem

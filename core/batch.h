@@ -1,4 +1,4 @@
-// A batch of samples, and the interface of what produces batches. The training loop uses nothing else of the data.
+// A batch of samples, and the interface of a source of batches. The training loop accesses data only through these.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -11,10 +11,10 @@ namespace tandem {
 struct Batch {
   Tensor images;  // [b, H, W, C], f32 or bf16, normalised, on the training backend
   Tensor labels;  // i32 [b]
-  // i32 [b], with mixup: image i is `share` of a picture of labels[i] and the rest of one of these
+  // i32 [b], with mixup: image i is share · (a picture of labels[i]) + (1 − share) · (a picture of other_labels[i])
   Tensor other_labels;
   double share = 1;        // at least one half, the same for the whole batch
-  Tensor samples;          // i32 [b]: which picture of the set each is, to address random numbers by
+  Tensor samples;          // i32 [b]: the index of each picture in the data set, part of the random numbers' address
   std::int64_t index = 0;  // of this batch in its epoch, from 0
   std::int64_t epoch = 0;
   std::int64_t global = 0;  // pictures in this batch over all ranks: b / global is this rank's weight; 0: one rank
@@ -26,23 +26,23 @@ struct Batch {
 class BatchSource {
  public:
   virtual ~BatchSource() = default;
-  // This rank's part of every batch from now on; fit() asks the strategy.
+  // Sets this rank's part of every batch from now on; fit() takes the numbers from the strategy.
   virtual void share(int rank, int world) = 0;
-  virtual bool grows_with_ranks() const { return false; }  // a batch is as many times larger as ranks share it
+  virtual bool grows_with_ranks() const { return false; }  // the batch size is proportional to the number of ranks
   virtual std::int64_t batches_per_epoch() const = 0;
   virtual std::int64_t pictures_per_epoch() const = 0;  // over all ranks
-  // Begins an epoch, at batch `first` of it when resuming; ends the one that was under way.
+  // Begins an epoch, at its batch `first` when resuming. Ends the current epoch.
   virtual void start(std::int64_t epoch, std::int64_t first = 0) = 0;
-  // The next batch, or false at the end of the epoch. Valid until the next call of next() or start().
+  // The next batch, or false at the end of the epoch. The batch is valid until the next call of next() or start().
   virtual bool next(Batch& batch) = 0;
-  // Ends the epoch under way. Memory in which next() makes batches is given back, unless recorded steps may read it
+  // Ends the current epoch. Memory in which next() makes batches is given back, unless recorded steps may read it
   // there; start() takes it again.
   virtual void rest() {}
-  // Batch `index` of any epoch once more, bit for bit, in memory of its own.
+  // Makes batch `index` of any epoch again, bit for bit, in separate memory.
   virtual Batch make(std::int64_t epoch, std::int64_t index) = 0;
-  // The next make() will be for this batch: it may be made meanwhile.
+  // The next make() will be for this batch: it may be made in advance.
   virtual void make_ahead(std::int64_t epoch, std::int64_t index) { (void)epoch, (void)index; }
-  // What a program must know to show a trained model further pictures, as text; saved beside the weights.
+  // The data that a program needs to give a trained model further pictures, as text; saved with the weights.
   virtual std::map<std::string, std::string> description() const { return {}; }
 };
 

@@ -1,13 +1,13 @@
-// Loops over the elements of two inputs that are broadcast as in NumPy: shapes are aligned at their last axes, and a
-// size of 1 is stretched. Included by *.kernel.cpp files.
+// Loops over the elements of two inputs that are broadcast as in NumPy: shapes are aligned at their last axes, and an
+// axis of size 1 is repeated. Included by *.kernel.cpp files.
 #pragma once
 #include "core/launch.h"
 
 namespace tandem {
 
 // The broadcast strides: y as nested loops, outermost first. Neighbouring axes along which the same inputs are
-// stretched are merged into one loop: equal shapes make one loop, a bias over the last axis two. A stretched input has
-// step 0.
+// broadcast are merged into one loop: equal shapes make one loop, a bias over the last axis two. A broadcast input has
+// stride 0.
 struct Loops {
   int count = 0;
   std::int64_t size[Shape::max_rank] = {}, a[Shape::max_rank] = {}, b[Shape::max_rank] = {};
@@ -44,7 +44,7 @@ inline Shape padded(const Shape& s, int rank) {
   return p;
 }
 
-// Over y, whose shape is that of a and b broadcast.
+// The loops over y, whose shape is the broadcast shape of a and b.
 inline Loops loops_over(const Shape& y, const Shape& a, const Shape& b) {
   const Shape pa = padded(a, y.rank()), pb = padded(b, y.rank());
   Loops l;
@@ -70,7 +70,7 @@ inline Loops loops_over(const Shape& y, const Shape& a, const Shape& b) {
 }
 
 // On a device each thread computes the position of its element. On a host each thread runs the innermost loop, whose
-// steps are template arguments.
+// strides are template arguments.
 template <class Body>
 struct EachElement {
   Loops loops;
@@ -96,7 +96,7 @@ void along_rows(Backend& backend, std::int64_t n, const Loops& loops, const Body
     }
   });
 }
-// body(i, p, q) for every element: i of y, at p of a and at q of b.
+// Calls body(i, p, q) for every element: i is its position in y, p in a and q in b.
 template <class Body>
 void launch_broadcast(Backend& backend, std::int64_t n, const Loops& loops, const Body& body) {
   if (backend.on_device()) return launch(backend, n, EachElement<Body>{loops, body});

@@ -1,5 +1,5 @@
-// What this build is: version, compiler and flags, what was found and switched on, git revision. Several lines, the
-// same ones that make printed. Defined in build/build_info.cpp, which the Makefile writes.
+// Describes this build: version, compiler and flags, which libraries were found, which features are on, git revision.
+// Several lines, equal to the lines that make printed. Defined in build/build_info.cpp, which the Makefile writes.
 #pragma once
 #include <string>
 #include <string_view>
@@ -8,7 +8,7 @@ namespace tandem {
 
 const char* build_info();
 
-// "0.1.0, git 1a2b3c": its first and its last line in short.
+// "0.1.0, git 1a2b3c": the first and the last line of build_info(), shortened.
 inline std::string version() {
   constexpr std::string_view name = "Tandem ", git = "\n  git ";
   const std::string_view info = build_info();

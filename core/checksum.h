@@ -1,5 +1,5 @@
-// A checksum of bytes: a change of any one bit changes it, since every step is a bijection of what came before. Eight
-// bytes at a time. Checkpoints hold it, and ranks compare theirs.
+// A checksum of bytes: a change of any single bit changes it, since every step is a bijection of the previous state. It
+// reads eight bytes at a time. Checkpoints store it, and ranks compare their checksums.
 #pragma once
 #include <bit>
 #include <cstdint>

@@ -1,5 +1,5 @@
-// Element types. f32 and bf16 train; f64 exists for the reference backend's finite differences; u8 and i32 carry
-// pictures and labels; f16 is for CUDA and for files.
+// Element types. f32 and bf16 are for training; f64 is for the reference backend's finite differences; u8 and i32 are
+// for pictures and labels; f16 is for CUDA and for files.
 #pragma once
 #include <bit>
 #include <cstddef>
@@ -25,8 +25,8 @@ struct bf16 {
   TANDEM_HD operator float() const { return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16); }
 };
 
-// IEEE's half: 5 bits of exponent (up to 65504, down to 6e-8), 11 of precision. Rounds to nearest, ties to even; beyond
-// the largest it is infinity, which is what dynamic loss scaling looks for (core/step.h).
+// IEEE's half: 5 bits of exponent (up to 65504, down to 6e-8), 11 of precision. Rounds to nearest, ties to even; a
+// number beyond the largest becomes infinity, which dynamic loss scaling detects (core/step.h).
 struct f16 {
   std::uint16_t bits = 0;
   f16() = default;
@@ -100,7 +100,7 @@ inline constexpr DType dtype_of<std::uint8_t> = DType::u8;
 template <>
 inline constexpr DType dtype_of<std::int32_t> = DType::i32;
 
-// The type arithmetic is done in: double for double, float for everything narrower.
+// The type in which arithmetic is done: double for double, float for all narrower types.
 template <class T>
 struct AccumulatorOf {
   using type = float;
@@ -112,9 +112,8 @@ struct AccumulatorOf<double> {
 template <class T>
 using Accumulator = typename AccumulatorOf<T>::type;
 
-// f16 is among them in kernels that nvcc compiles.
-// Calls f.template operator()<T>() with the C++ type behind a floating dtype: dispatch(x.dtype(), "relu", [&]<class T>
-// { … });
+// Calls f.template operator()<T>() with the C++ type of a floating dtype: dispatch(x.dtype(), "relu", [&]<class T>
+// { … }); f16 is supported only in kernels that nvcc compiles.
 template <class F>
 decltype(auto) dispatch(DType t, const char* op, F&& f) {
   switch (t) {

@@ -1,4 +1,4 @@
-// Element-wise work that every room needs and nobody differentiates: filling, converting, adding, testing.
+// Element-wise operations without a gradient, used in all folders: filling, converting, adding, testing.
 #pragma once
 #include "core/tensor.h"
 
@@ -8,7 +8,8 @@ void fill(Tensor& y, double value);
 void convert(const Tensor& x, Tensor& y);   // y = x, in y's type; u8 and i32 convert to and from floating types
 void add_into(Tensor& y, const Tensor& x);  // y += x
 void add(const Tensor& a, const Tensor& b, Tensor& y);  // y = a + b
-// dy, zero where y ≤ 0 (not where y is NaN): the gradient behind a fused ReLU. Overwrites dy when nobody else holds it.
+// dy, with zero where y ≤ 0 (not where y is NaN): the gradient before a fused ReLU. Overwrites dy if no other handle
+// shares its storage.
 Tensor mask_positive(const Tensor& y, Tensor dy);
 bool all_finite(const Tensor& x);  // waits for the device
 

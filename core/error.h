@@ -1,4 +1,4 @@
-// Errors: one exception type, thrown with a sentence that says what was wrong, where, and what to do.
+// Errors: one exception type. Its message states the fault, its place, and the remedy.
 #pragma once
 #include <cstdint>
 #include <sstream>
@@ -11,7 +11,7 @@ struct Error : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// What the user gave is at fault: the command line, or a file. Programs exit with status 2.
+// The user's input is wrong: the command line, or a file. Programs exit with status 2.
 struct UsageError : Error {
   using Error::Error;
 };
@@ -24,7 +24,7 @@ template <class... Parts>
   throw Error(text.str());
 }
 
-// The same for input that is at fault.
+// The same for wrong input of the user: throws UsageError.
 template <class... Parts>
 [[noreturn]] void refuse(const Parts&... parts) {
   std::ostringstream text;

@@ -1,4 +1,4 @@
-// TANDEM_HD marks what both the host and the device compiler may use.
+// TANDEM_HD marks functions that are compiled for both the host and the device.
 #pragma once
 #if defined(__CUDACC__)
 #define TANDEM_HD __host__ __device__

@@ -1,9 +1,9 @@
-// The seam between host and device compilers (with core/hd.h).
+// The interface between code of the host compiler and of the device compiler (with core/hd.h).
 //
-// launch(backend, n, f) runs f(i) for every i in [0, n), on the device the backend stands for. f is a named functor (a
-// struct that holds its pointers), never a lambda: nvcc rejects many lambdas that are both host and device. The
-// element-wise operations, optimizers and augmentation live in *.kernel.cpp files, which nvcc compiles where there is
-// CUDA and g++ otherwise; the loop below is what the CPU runs, and the compiler vectorises it.
+// launch(backend, n, f) runs f(i) for every i in [0, n), on the backend's device. f is a named functor (a struct that
+// holds its pointers), never a lambda: nvcc rejects many lambdas that are both host and device. The element-wise
+// operations, optimizers and augmentation are in *.kernel.cpp files, which nvcc compiles in a build with CUDA and g++
+// in others. The CPU runs the loop below, which the compiler vectorises.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -18,11 +18,12 @@
 
 namespace tandem {
 
-// Sharing work costs a few µs, and some 40 where the threads slept: as much as touching this many elements.
+// Sharing work among threads costs a few µs, about 40 µs if the threads slept: as much as processing this many
+// elements.
 inline constexpr std::int64_t parallel_grain = 32768;
 
 // Calls body(begin, end) on disjoint parts of [0, n), one per host thread; parts begin at multiples of `align`. body
-// must not throw: an exception in a part ends the process, so arguments are checked and memory is taken before.
+// must not throw: an exception in a part ends the process. So check arguments and allocate memory before the call.
 template <class Body>
 void parallel_ranges(int threads, std::int64_t n, std::int64_t align, const Body& body) {
   if (n <= align) threads = 1;
@@ -33,7 +34,7 @@ void parallel_ranges(int threads, std::int64_t n, std::int64_t align, const Body
   });
 }
 
-// What g++ compiled runs on the host, which a device's pointers are not for.
+// Code that g++ compiled runs on the host, where a device's pointers are not valid.
 inline void require_host([[maybe_unused]] const Backend& backend) {
 #if !defined(__CUDACC__)
   require(!backend.on_device(), "launch: this code was compiled for the host and cannot run on ", backend.name(),
@@ -54,7 +55,7 @@ void launch(Backend& backend, std::int64_t n, const F& f) {
   });
 }
 
-// The same for functors whose one index is a whole block of work (64 elements or more): one loop, not vectorised across
+// The same for functors that process a whole block (64 elements or more) per index: one loop, not vectorised across
 // indices.
 template <class F>
 void launch_blocks(Backend& backend, std::int64_t n, const F& f) {
@@ -78,7 +79,7 @@ struct HostLanes {
     return all;
   }
   template <class G>
-  TANDEM_HD auto max(std::int64_t n, const G& g) const {  // of numbers: a NaN may be passed over
+  TANDEM_HD auto max(std::int64_t n, const G& g) const {  // may ignore a NaN
     decltype(g(n)) all = -INFINITY;
 #pragma omp simd reduction(max : all)
     for (std::int64_t k = 0; k < n; k++) all = all < g(k) ? g(k) : all;
@@ -107,9 +108,9 @@ void launch_rows(Backend& backend, std::int64_t rows, std::int64_t n, const F& f
                   });
 }
 
-// Sums: f.part(i, lane, lanes) gives what this lane finds of sum i, f.finish(i, sum) gets the whole. A host thread is
-// the one lane of its sums; on a device `lanes` threads, 2 to 32 or 256, share one, so that neighbours read neighbours,
-// and what they found is added in a fixed order.
+// Sums: f.part(i, lane, lanes) returns this lane's part of sum i, f.finish(i, sum) receives the whole sum. On a host
+// one thread is the only lane of a sum. On a device `lanes` threads, 2 to 32 or 256, share a sum, so that neighbouring
+// threads read neighbouring elements, and their parts are added in a fixed order.
 template <int lanes, class F>
 void launch_sums(Backend& backend, std::int64_t n, const F& f) {
 #if defined(__CUDACC__)

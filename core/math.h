@@ -1,5 +1,5 @@
-// exp, tanh and the normal distribution in a form that compilers vectorise (the C library's are calls). float: within 2
-// ulp of the true value for exp, 4e-7 absolute for tanh; double goes to the C library.
+// exp, tanh and the normal distribution in a form that compilers vectorise (those of the C library are function calls).
+// float: within 2 ulp of the true value for exp, 4e-7 absolute for tanh. double uses the C library.
 #pragma once
 #include <bit>
 #include <cmath>
@@ -24,14 +24,14 @@ TANDEM_HD inline float exponential(float x) {
   p = p * r + 0.5f;
   p = p * r + 1.f;
   p = p * r + 1.f;
-  // In two factors, so that denormals and infinity come out
+  // 2^n in two factors, so that denormals and infinity are correct
   std::int32_t k = static_cast<std::int32_t>(n), half = k >> 1;
   float result = p * std::bit_cast<float>((half + 127) << 23) * std::bit_cast<float>((k - half + 127) << 23);
   return x == x ? result : x;
 }
 TANDEM_HD inline double exponential(double x) { return std::exp(x); }
 
-// e^x − 1, exact to 2e-7 of itself near zero too: there the series.
+// e^x − 1, with a relative error of 2e-7 also near zero, where it uses the series.
 TANDEM_HD inline float exponential_minus_1(float x) {
   float near =
       x * (1.f + x * (1.f / 2) *
@@ -47,14 +47,15 @@ TANDEM_HD inline float hyperbolic_tangent(float x) {
   float a = x < 0 ? -x : x;
   float e = exponential(-2.f * a);
   float far = (1.f - e) / (1.f + e);
-  float s = x * x;  // near zero the quotient loses digits: the odd series
+  float s = x * x;  // near zero the quotient loses digits, so the odd series is used
   float near = x * (1.f + s * (-1.f / 3 + s * (2.f / 15 + s * (-17.f / 315 + s * (62.f / 2835)))));
   return a < 0.3f ? near : x < 0 ? -far : far;
 }
 TANDEM_HD inline double hyperbolic_tangent(double x) { return std::tanh(x); }
 
-// Φ(x), the share of a standard normal distribution below x: erfc(−x/√2)/2. Numerical Recipes' erfc, which keeps its
-// digits in the tail (1.2e-7 of itself in exact arithmetic, some 1e-6 in float), where 1 + erf would have lost them.
+// Φ(x), the probability that a standard normal variable is below x: erfc(−x/√2)/2. Uses erfc of Numerical Recipes,
+// whose relative error stays small in the tail (1.2e-7 in exact arithmetic, about 1e-6 in float), where 1 + erf would
+// lose its digits.
 TANDEM_HD inline float normal_distribution(float x) {
   float z = (x < 0 ? -x : x) * 0.70710678f, t = 1.f / (1.f + 0.5f * z);
   float p = 0.17087277f;
@@ -72,8 +73,8 @@ TANDEM_HD inline float normal_distribution(float x) {
 }
 TANDEM_HD inline double normal_distribution(double x) { return 0.5 * std::erfc(-0.70710678118654752 * x); }
 
-// a·b + c, rounded once where the processor can and twice where it cannot. Said outright where two pieces of code must
-// give the same bits: compilers choose for themselves which product of a sum they fuse.
+// a·b + c, rounded once if the processor has a fused multiply-add, else twice. Used where two pieces of code must give
+// the same bits: otherwise the compiler chooses which product of a sum it fuses.
 template <class T>
 TANDEM_HD inline T fused(T a, T b, T c) {
 #if defined(__FMA__) || defined(__CUDA_ARCH__)

@@ -25,14 +25,14 @@ namespace tandem {
 class Backend;
 
 // ---- reference counts -----------------------------------------------------------------------------------------------
-// Intrusive, so that a handle is one pointer, and unique() tells whether a buffer may be overwritten in place.
+// The count is intrusive, so a handle is one pointer, and unique() tells whether a buffer may be overwritten in place.
 class Counted {
  public:
   Counted() = default;
   Counted(const Counted&) = delete;
   Counted& operator=(const Counted&) = delete;
   void retain() const { references_.fetch_add(1, std::memory_order_relaxed); }
-  // True for the caller that dropped the last reference.
+  // Returns true if this was the last reference.
   bool drop() const { return references_.fetch_sub(1, std::memory_order_acq_rel) == 1; }
   int references() const { return references_.load(std::memory_order_acquire); }
 
@@ -71,29 +71,29 @@ class Ref {
 };
 
 // ---- the caching allocator ------------------------------------------------------------------------------------------
-// Where blocks come from: the heap, cudaMalloc, pinned or shared memory. acquire returns null when there is none.
+// The source of memory blocks: the heap, cudaMalloc, pinned or shared memory. acquire returns null when none is left.
 class MemorySource {
  public:
   virtual ~MemorySource() = default;
   virtual void* acquire(std::size_t bytes) = 0;
   virtual void release(void* block, std::size_t bytes) = 0;
   virtual const char* name() const = 0;
-  // Large blocks are cut from pieces this big
+  // Large blocks are cut from segments of this size
   virtual std::size_t segment_bytes() const { return std::size_t{64} << 20; }
-  // What is left and who else has some, for the message when there is no more: "0.4 GiB of 80 GiB are free". Empty:
-  // unknown.
+  // How much memory is free and what holds the rest, for the out-of-memory message: "0.4 GiB of 80 GiB are free".
+  // Empty: unknown.
   virtual std::string state() const { return {}; }
-  // Bytes that acquire could still give, at a guess; −1: unknown
+  // An estimate of the bytes that acquire can still return; −1: unknown
   virtual std::size_t left() const { return std::size_t(-1); }
   // Gives the physical pages of this part of a block back. Its contents are lost; the next write takes pages again.
   virtual void discard(void* at, std::size_t bytes) { (void)at, (void)bytes; }
-  // How much of a block takes memory; the rest is address space that nobody has written to, and still counted in
-  // left().
+  // How many bytes of a block take physical memory. The rest is address space without a write so far, and is still
+  // counted in left().
   virtual std::size_t touched(const void* block, std::size_t bytes) const { return (void)block, bytes; }
 };
 
-// The purpose of a block. Code that allocates states it with MemoryUse. The allocator counts the bytes of each use, so
-// that an out-of-memory message can say what holds the memory.
+// The purpose of a block. Code that allocates declares it with MemoryUse. The allocator counts the bytes of each use,
+// for the out-of-memory message.
 enum class Use : std::uint8_t { other, parameters, gradients, optimizer, data, activations, backward, scratch };
 inline constexpr int uses = 8;
 const char* name_of(Use use);  // "optimizer state"
@@ -111,36 +111,38 @@ class MemoryUse {
 };
 
 struct MemoryStatistics {
-  std::size_t live_bytes = 0, peak_bytes = 0;  // handed out now; the most so far
+  std::size_t live_bytes = 0, peak_bytes = 0;  // handed out now; the maximum so far
   std::size_t reserved_bytes = 0;              // obtained from the source and not yet returned
   std::uint64_t live_blocks = 0;
-  std::uint64_t requests = 0, source_calls = 0;     // a steady state has source_calls standing still
+  std::uint64_t requests = 0, source_calls = 0;     // in a steady state source_calls does not change
   std::array<std::size_t, uses> live{}, at_peak{};  // bytes by Use: now, and when peak_bytes was reached
   std::size_t data() const { return live[std::size_t(Use::data)]; }
 };
 
-// "activations 310 MiB, parameters 1.04 MiB, …", the largest first, zeros left out.
+// "activations 310 MiB, parameters 1.04 MiB, …", the largest first, without zeros.
 std::string by_use(const std::array<std::size_t, uses>& bytes);
 
-// Small requests (below 1 MiB) are rounded up to 32, 64, … 512 bytes, or one of eight sizes per power of two, and wait
-// in a list of their size when given back; those of up to 8 KiB are cut from slabs of 64 KiB, so that a scalar costs 32
-// bytes. Large ones are cut from segments, best fit, and join their free neighbours again: late in the backward pass
-// the many small activations of the last layers become room for the few large gradients of the first.
+// Small requests (below 1 MiB) are rounded up to 32, 64, … 512 bytes, or to one of eight sizes per power of two. A
+// small block that is given back is put in a free list of its size. Blocks of up to 8 KiB are cut from slabs of 64 KiB,
+// so that a scalar costs 32 bytes. Large blocks are cut from segments, best fit. A free large block is merged with its
+// free neighbours: late in the backward pass the many small activations of the last layers become room for the few
+// large gradients of the first.
 //
-// Thread-safe. A block given back on a stream may be taken again by the same stream at once (work on one stream is in
-// order), and by no other; the CPU has one stream, 0. Throws Error when the source is exhausted, saying what was asked
-// and what is held.
+// Thread-safe. A block given back on a stream may be taken again at once, but only by the same stream (work on one
+// stream is in order). The CPU has one stream, 0. Throws Error when the source is exhausted; the message has the size
+// of the request and the memory held by each use.
 //
-// A pool is for a recorded step, whose replays use the addresses of the recording: what is taken while a pool is in use
-// comes from memory of the pool's own, and returns to it, so that nobody else is ever given it and trim() leaves it
-// alone.
+// A pool is for a recorded step, whose replays use the addresses of the recording. A block that is taken while a pool
+// is in use comes from the pool's own memory and returns to it. So no other code gets this memory, and trim() does not
+// return it.
 //
-// A budget bounds the bytes that are handed out, and of large blocks the pages that they take: free ones return their
-// pages before new ones are touched. When a request would pass it, the pressure callback is asked to give memory back;
-// a request that still does not fit throws Error, naming the smallest budget that would have done.
+// A budget limits the bytes that are handed out and, for large blocks, the physical pages that they take: free blocks
+// return their pages before pages of new blocks are touched. When a request would exceed the budget, the pressure
+// callback is called to give memory back. A request that still does not fit throws Error, which names the smallest
+// budget that would have sufficed.
 //
-// A storage shares the ownership of the allocator that its memory is from, so a tensor may outlive its backend: it
-// still has its elements, and whatever needs the backend throws Error.
+// A storage shares the ownership of the allocator that its memory is from, so a tensor may outlive its backend: its
+// elements remain valid, and any operation that needs the backend throws Error.
 class CachingAllocator : public Counted {
  public:
   static constexpr std::size_t large = std::size_t{1} << 20;
@@ -153,52 +155,52 @@ class CachingAllocator : public Counted {
   void backend_ends() { backend_ = nullptr; }
   void* take(std::size_t bytes, int stream = 0);  // aligned to 64 bytes, or to a smaller block's size
   void give(void* block, int stream = 0) noexcept;
-  void trim();  // returns what is wholly free to the source, but for the pools
+  void trim();  // returns segments and slabs that are completely free to the source, except those of pools
   int new_pool() { return ++pools_; }
-  void use_pool(int pool);      // from now on; 0: none. Throws when one is in use already
-  void release_pool(int pool);  // its memory is ordinary from now on, what is still held as soon as that is given back
+  void use_pool(int pool);      // from now on; 0: none. Throws when a pool is in use already
+  void release_pool(int pool);  // its memory is ordinary from now on; blocks still held, as soon as they are given back
   std::size_t pool_bytes(int pool) const;  // obtained for it from the source
   const char* name() const { return source_->name(); }
   MemoryStatistics statistics() const;
-  // Limits live_bytes; 0: no limit. `relieve(bytes)` is called on the thread that asks, without the lock, when a
-  // request is `bytes` too large: it gives back what it can (give(), Storage::leave()) and returns by how much this one
-  // request may pass the budget.
+  // Limits live_bytes; 0: no limit. When a request is `bytes` too large, `relieve(bytes)` is called on the requesting
+  // thread, without the lock: it gives back memory where it can (give(), Storage::leave()) and returns by how many
+  // bytes this request may exceed the budget.
   using Pressure = std::function<std::size_t(std::size_t bytes)>;
   void budget(std::size_t bytes, Pressure relieve = {});
   std::size_t budget() const;
-  // The most that was handed out since the last call, Use::data left out, which other threads take and give (a loader);
-  // and the most of that so far. One caller at a time.
+  // The first: the maximum of the bytes handed out since its last call, without Use::data, which other threads (a
+  // loader) take and give back. The second: the maximum of Use::data so far. One caller at a time.
   std::size_t peak_since_mark();
   std::size_t peak_of_data() const;
-  std::size_t left() const;  // what may still be taken, at a guess: the source's, and what is free here; −1: unknown
+  std::size_t left() const;  // an estimate of the bytes that may still be taken, here and from the source; −1: unknown
   void reset_peak();
-  static std::size_t size_class(std::size_t bytes);  // what a request is rounded up to
+  static std::size_t size_class(std::size_t bytes);  // the size that a request is rounded up to
 
  private:
-  struct Piece {  // of a segment; pieces of one segment lie one behind the other in pieces_
+  struct Piece {  // of a segment; the pieces of one segment are consecutive in pieces_
     std::size_t bytes;
     std::byte* segment;
-    int stream;  // of whoever held it last; −pool for a piece of a pool
+    int stream;  // the stream that used it last; −pool for a piece of a pool
     bool free;
     Use use = Use::other;
-    // Free, and its pages may have been written to since they were given back; only known under a budget
+    // The piece is free, and its pages may have been written to since they were given back; only known under a budget
     bool touched = false;
   };
   using Pieces = std::pmr::map<std::byte*, Piece>;
   using Order = std::tuple<int, std::size_t, std::byte*>;  // stream, size, place
 
-  struct Slab {  // memory from the source, cut in small blocks of one size
+  struct Slab {  // memory from the source, cut into small blocks of one size
     std::size_t bytes = 0, block = 0;
     int pool = 0;
-    std::vector<Use> use = {};  // of each block; as many as there are blocks
+    std::vector<Use> use = {};  // of each block
     std::size_t live = 0;       // blocks that are handed out
   };
   using Slabs = std::map<std::byte*, Slab>;
 
-  // Free blocks wait under a number: their stream, or, for those of a pool, −pool.
+  // The key of a free block is its stream or, for a block of a pool, −pool.
   void make_room(std::size_t bytes, std::unique_lock<std::mutex>& lock);
   void* take_small(std::size_t bytes, int stream);
-  Slabs::iterator slab_of(void* block);  // end: it is a large one
+  Slabs::iterator slab_of(void* block);  // end: it is a large block
   void* take_large(std::size_t bytes, int stream);
   void give_large(Pieces::iterator piece);
   void forget_touched(std::size_t bytes, bool discard);
@@ -208,15 +210,15 @@ class CachingAllocator : public Counted {
   [[noreturn]] Backend& backend_is_gone() const;
 
   std::unique_ptr<MemorySource> source_;
-  Backend* backend_;  // null once it is gone
+  Backend* backend_;  // null after it was destroyed
   mutable std::mutex mutex_;
-  std::pmr::unsynchronized_pool_resource bookkeeping_;  // recycles the nodes below: none is malloc'ed in a steady state
+  std::pmr::unsynchronized_pool_resource bookkeeping_;  // reuses the nodes below: no malloc in a steady state
   std::map<std::pair<std::size_t, int>, std::vector<void*>> free_small_;
   Slabs slabs_;
   Pieces pieces_{&bookkeeping_};
   std::pmr::set<Order> free_large_{&bookkeeping_};
   std::unordered_map<std::byte*, std::size_t> segments_;
-  int pool_ = 0, pools_ = 0;  // in use; made so far
+  int pool_ = 0, pools_ = 0;  // the pool in use; number of pools made so far
   std::size_t budget_ = 0, peak_since_mark_ = 0, peak_of_data_ = 0, touched_free_ = 0;
   Pressure relieve_;
   MemoryStatistics statistics_;
@@ -225,10 +227,10 @@ class CachingAllocator : public Counted {
 std::unique_ptr<MemorySource> heap_memory();  // aligned host memory, huge pages where they help
 
 // ---- storages -------------------------------------------------------------------------------------------------------
-// Counts the writes to a storage or to a segment of one. What was saved for backward remembers the count and refuses to
-// be read when it moved; prepared weights compare it to know that they are stale. Each begins at a number of its own,
-// so that no two tensors ever show the same count, even when one is born at the address where another died. Written by
-// one thread at a time.
+// Counts the writes to a storage or to a segment of a storage. A tensor saved for backward stores the count, and
+// reading it throws if the count has changed. Prepared weights compare the count to detect that they are stale. Each
+// count begins at a different number, so that no two tensors ever have the same count, even when a tensor is created at
+// the address of a destroyed one. Written by one thread at a time.
 struct WriteCount {
   std::atomic<std::uint64_t> writes{first()};
   std::unique_ptr<const std::string> name_of_segment;
@@ -244,20 +246,20 @@ struct WriteCount {
 
 class Storage;
 
-// Where a storage's bytes are: in its block, with a mover that copied them out, or nowhere (they are computed again).
+// Where a storage's bytes are: in its block, in a mover's copy, or nowhere (they can be recomputed).
 enum class Residency : std::uint8_t { resident, evicted, discarded };
 
-// Who moves storages out and back: the memory plan (autograd/memory_plan.h).
+// The interface of an object that evicts storages and brings them back: the memory plan (autograd/memory_plan.h).
 class Keeper {
  public:
   virtual ~Keeper() = default;
-  virtual void bring_back(Storage& storage) = 0;     // leaves it resident, or throws; on the thread that reads
-  virtual void gone(Storage& storage) noexcept = 0;  // the storage dies; on the thread that dropped it
+  virtual void bring_back(Storage& storage) = 0;     // makes it resident, or throws; on the thread that reads
+  virtual void gone(Storage& storage) noexcept = 0;  // the storage is destroyed; on the thread that dropped it
 };
 
-// A storage whose keeper has moved its bytes away has no block. Reading it asks the keeper to bring them back, to
-// another address perhaps. Only memory of the allocator's own moves, and not that of parameters, whose segments others
-// point into.
+// A storage whose bytes its keeper has evicted has no block. A read of the storage calls the keeper, which brings the
+// bytes back, possibly to another address. Only memory of the allocator can be evicted, and not that of parameters,
+// since other objects hold pointers into their segments.
 class Storage : public Counted {
  public:
   // Takes memory from the backend's allocator, or (second form) wraps memory that `owner` keeps alive.
@@ -265,7 +267,7 @@ class Storage : public Counted {
   static Ref<Storage> wrap(Backend& backend, void* data, std::size_t bytes, std::shared_ptr<void> owner);
   static void destroy(const Storage*);
 
-  Backend& backend() const { return memory_->backend(); }  // throws Error when it is gone
+  Backend& backend() const { return memory_->backend(); }  // throws Error when it was destroyed
   std::byte* data() const {
     if (!data_) [[unlikely]]
       require_resident();
@@ -276,27 +278,27 @@ class Storage : public Counted {
 
   Residency residency() const { return rare_ ? rare_->residency : Residency::resident; }
   bool movable() const { return !rare_ || (!rare_->owner && rare_->segments.empty()); }
-  void keep(Keeper* keeper, int id) { rare().keeper = keeper, rare().kept_as = id; }  // null: nobody
+  void keep(Keeper* keeper, int id) { rare().keeper = keeper, rare().kept_as = id; }  // null: no keeper
   Keeper* keeper() const { return rare_ ? rare_->keeper : nullptr; }
   int kept_as() const { return rare_ ? rare_->kept_as : 0; }  // the keeper's number for it
   void leave(Residency as);                                   // gives its block back
-  void* new_block();                                          // one that it may come back to; not its own yet
-  void give_back(void* block);                                // one that it did not come back to
+  void* new_block();                                          // allocates a block for its return
+  void give_back(void* block);                                // gives back a block of new_block() that was not used
   void arrive(void* block);                                   // the block holds its bytes: it is resident
-  void adopt(Storage& other);  // arrives in the block of `other`, of the same size, which nobody else holds
-  // How many of the references are those of tapes: where all are, no operation reads the storage before its backward.
+  void adopt(Storage& other);  // takes over the block of `other`, which has the same size and no other reference
+  // Counts the references from tapes. If all references are from tapes, no operation reads the storage before backward.
   void on_tape(int change) { on_tape_.fetch_add(change, std::memory_order_relaxed); }
   bool only_on_tape() const { return references() == on_tape_.load(std::memory_order_relaxed); }
   WriteCount* whole() { return &whole_; }
   std::span<const std::unique_ptr<WriteCount>> segments() const;
-  WriteCount* add_segment(std::string name);  // lives as long as the storage
+  WriteCount* add_segment(std::string name);  // valid as long as the storage exists
 
  private:
   Storage(Ref<CachingAllocator> memory, void* data, std::size_t bytes)
       : memory_(std::move(memory)), data_(data), bytes_(bytes) {}
   ~Storage();
-  struct Rare {                   // what few storages have
-    std::shared_ptr<void> owner;  // set: memory is not the allocator's
+  struct Rare {                   // members that few storages need
+    std::shared_ptr<void> owner;  // set: the memory is not from the allocator
     std::vector<std::unique_ptr<WriteCount>> segments;
     Keeper* keeper = nullptr;
     int kept_as = 0;

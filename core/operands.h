@@ -1,10 +1,11 @@
-// What backends do with their arguments before a kernel gets pointers.
+// Functions with which backends convert their arguments into pointers for kernels.
 #pragma once
 #include "core/tensor.h"
 
 namespace tandem {
 
-// f.operator()<T>() for the type among Types that `dtype` is; another one is refused in the name of `backend`.
+// Calls f.operator()<T>() with the type of Types that matches `dtype`. Throws Error, which names `backend`, if none
+// does.
 template <class... Types, class F>
 void typed_among(DType dtype, const char* op, const char* backend, const F& f) {
   if (((dtype == dtype_of<Types> && (f.template operator()<Types>(), true)) || ...)) return;

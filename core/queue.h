@@ -9,13 +9,13 @@
 
 namespace tandem {
 
-// An event is done when all work queued before its mark is done. An event that was never marked is done. A new mark
+// An event is done when all work queued before its mark is done. An event without a mark is done. A new mark
 // replaces the previous one. A mark made while a step is being recorded becomes part of the recording: each replay
 // marks the event again.
 class Event {
  public:
   virtual ~Event() = default;
-  virtual bool done() = 0;  // any thread may ask; throws Error when the device has failed
+  virtual bool done() = 0;  // may be called from any thread; throws Error when the device has failed
 };
 
 // A queue of work, carried out in order. Only one thread at a time may add work.
@@ -23,18 +23,19 @@ class Queue {
  public:
   virtual ~Queue() = default;
   virtual void mark(Event& event) = 0;  // of the same backend
-  // A mark for other queues to wait for, which the host does not ask. In a recorded step it is an edge of the
-  // recording, which the waiting queue becomes part of; work that is queued there has to be waited for in turn before
-  // the recording ends.
+  // A mark that only other queues wait for, not the host. In a recorded step it is an edge of the recording, and the
+  // waiting queue becomes part of the recording. This queue must then wait for the work that is queued there before the
+  // recording ends.
   virtual void fork(Event& event) { mark(event); }
-  // Work queued here from now on runs after the event's last mark; the host does not wait
+  // Work queued here from now on runs after the event's last mark. The host does not wait.
   virtual void wait(Event& event) = 0;
-  // Copies between device memory and memory from Backend::pinned(). Both must stay until an event marked after the copy
-  // is done.
+  // Copies between device memory and memory from Backend::pinned(). Both must stay valid until an event marked after
+  // the copy is done.
   virtual void fetch(void* pinned, const void* device, std::size_t bytes) = 0;
   virtual void send(void* device, const void* pinned, std::size_t bytes) = 0;
-  virtual void* handle() = 0;  // the cudaStream_t; makes its device the calling thread's. Null where there is none
-  // Of a trace: when the device does what is queued here
+  // The cudaStream_t; makes its device current for the calling thread. Null without a stream
+  virtual void* handle() = 0;
+  // For a trace: measures when the device does the work queued here
   virtual std::unique_ptr<Follower> follower() { return nullptr; }
 };
 

@@ -1,5 +1,5 @@
-// A device's mover (core/mover.h): copies on two queues of their own. What the host's side is made of is the derived
-// class's.
+// A device's mover (core/mover.h): copies run on two separate queues. The derived class chooses the kind of memory
+// outside the device.
 #pragma once
 #include <map>
 #include <memory>
@@ -12,17 +12,17 @@
 
 namespace tandem {
 
-// Order: a copy begins behind a fork of the backend's queue, which in turn waits for the copy's own event in wait() and
-// forget(). A room may so be used again at once: the next copy that uses it begins behind the queue's wait for the last
-// one.
+// Order: a copy begins after a fork of the backend's queue. In wait() and forget() the backend's queue waits for the
+// copy's own event. So a room may be used again at once: the next copy that uses it begins after the queue's wait for
+// the last one.
 class QueueMover : public Mover {
  public:
-  QueueMover(Backend& backend, std::size_t most);  // bytes outside
+  QueueMover(Backend& backend, std::size_t most);  // most: limit of the bytes outside
   ~QueueMover() override;
 
   CopyId out(const void* from, std::size_t bytes) override;
   void in(CopyId id, void* to) override;
-  bool done(CopyId id) override;  // not to be asked in a recorded step
+  bool done(CopyId id) override;  // must not be called in a recorded step
   std::string wait(CopyId id) override;
   void forget(CopyId id) override;
   double now() override { return seconds_since(began_); }
@@ -49,8 +49,8 @@ class QueueMover : public Mover {
   };
   struct Lane {
     std::unique_ptr<Queue> queue;
-    std::unique_ptr<Follower> clock;  // null: the device cannot tell when copies ran
-    std::vector<std::size_t> marked;  // bytes of the copies between two marks each
+    std::unique_ptr<Follower> clock;  // null: the device cannot measure copies
+    std::vector<std::size_t> marked;  // bytes of the copy between each pair of marks
     double bytes = 0, seconds = 0;
   };
   Lane new_lane();

@@ -1,6 +1,6 @@
 // Counter-based random numbers (Philox 4×32-10, Salmon et al., SC 2011): four random words are a pure function of a key
 // and a counter. Every draw is addressed by (seed, stream, epoch, sample, index), so it does not depend on the number
-// of ranks or threads, on the order of the work, or on having been resumed.
+// of ranks or threads, on the order of the work, or on whether the run was resumed.
 #pragma once
 #include <cstdint>
 
@@ -8,7 +8,7 @@
 
 namespace tandem {
 
-// Who draws. Streams never share numbers; a layer's dropout uses stream dropout + its own number.
+// The purpose of a draw. Streams never share numbers; a layer's dropout uses stream dropout + its own number.
 enum class Stream : std::uint32_t {
   initial = 1,
   shuffle = 2,
@@ -20,7 +20,7 @@ enum class Stream : std::uint32_t {
   step_time = 8,
   classes = 9,
   dropout = 1000,
-  own = 1u << 30  // from here on: a program's own
+  own = 1u << 30  // streams of user programs begin at this number
 };
 
 struct Words {

@@ -1,6 +1,6 @@
-// A step that is recorded once and then replayed. This file holds the policy, without device code, so that it can be
+// A step that is recorded once and then replayed. This file has the policy, without device code, so that it can be
 // tested without a device. The first two calls run the step eagerly (plans are made, memory is allocated), the third is
-// recorded, later ones are replays. A step that cannot be recorded always runs eagerly; why_eager() gives the reason.
+// recorded, later calls are replays. A step that cannot be recorded always runs eagerly; why_eager() gives the reason.
 #pragma once
 #include <functional>
 #include <memory>
@@ -15,12 +15,12 @@ struct NotRecordable : Error {
   using Error::Error;
 };
 
-// What recording asks of the device.
+// The operations of a device that recording needs.
 class Capture {
  public:
   virtual ~Capture() = default;
   virtual void begin() = 0;
-  virtual std::string end() = 0;  // why nothing was recorded; empty: it was
+  virtual std::string end() = 0;  // returns why nothing was recorded; empty: the step was recorded
   virtual void replay() = 0;
 };
 

@@ -1,4 +1,4 @@
-// Shapes of tensors and of the sliding-window operations. Plain values, no memory behind them.
+// Shapes of tensors and of the sliding-window operations. They are plain values without tensor memory.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -11,11 +11,11 @@
 
 namespace tandem {
 
-// Up to six sizes, row-major: the last varies fastest. Rank 0 is a scalar with one element.
+// Up to six sizes, row-major: the last axis varies fastest. Rank 0 is a scalar with one element.
 class Shape {
  public:
   static constexpr int max_rank = 6;
-  static constexpr std::int64_t most = std::int64_t{1} << 60;  // elements; their bytes can be counted too
+  static constexpr std::int64_t most = std::int64_t{1} << 60;  // elements; the number of their bytes does not overflow
   Shape() = default;
   Shape(std::initializer_list<std::int64_t> sizes) : Shape(std::span(sizes.begin(), sizes.size())) {}
   explicit Shape(std::span<const std::int64_t> sizes) {
@@ -23,16 +23,16 @@ class Shape {
     for (std::int64_t e : sizes) append(e);
   }
   int rank() const { return rank_; }
-  std::int64_t operator[](int axis) const { return sizes_[index(axis)]; }  // throws Error where there is no such axis
+  std::int64_t operator[](int axis) const { return sizes_[index(axis)]; }  // throws Error if there is no such axis
   std::int64_t& operator[](int axis) { return sizes_[index(axis)]; }
-  std::int64_t numel() const {  // throws Error where there are more than `most`
+  std::int64_t numel() const {  // throws Error for more than `most`
     std::int64_t n = 1;
     bool fits = true;
     for (int i = 0; i < rank_; i++) fits = !__builtin_mul_overflow(n, sizes_[i], &n) && n >= 0 && n <= most && fits;
     if (!fits) fail("the shape ", *this, " has more elements than any memory holds");
     return n;
   }
-  // The axis that `axis` names: −1 is the last. Throws Error in the name of op where there is none.
+  // The axis that `axis` denotes: −1 is the last. Throws Error, which names op, if there is no such axis.
   int axis(const char* op, int axis) const {
     const int i = axis < 0 ? axis + rank_ : axis;
     require(0 <= i && i < rank_, op, ": no axis ", axis, " in the shape ", *this);
@@ -44,7 +44,7 @@ class Shape {
       if (i != axis) s.append(sizes_[i]);
     return s;
   }
-  // As [outer, size(axis), inner].
+  // The shape is viewed as [outer, size(axis), inner].
   std::int64_t outer(int axis) const { return Shape(std::span(begin(), std::size_t(axis))).numel(); }
   std::int64_t inner(int axis) const { return Shape(std::span(begin() + axis + 1, end())).numel(); }
   void append(std::int64_t size) {
@@ -90,7 +90,8 @@ struct ConvShape {
   bool operator==(const ConvShape&) const = default;
 };
 
-// One pooling: x[n, h, w, c] → y[n, out_h, out_w, c]. Average pooling divides by the elements inside the picture.
+// One pooling: x[n, h, w, c] → y[n, out_h, out_w, c]. Average pooling divides by the number of elements inside the
+// picture.
 struct PoolShape {
   std::int64_t n = 0, h = 0, w = 0, c = 0, kh = 2, kw = 2, stride_h = 2, stride_w = 2, pad_h = 0, pad_w = 0;
   constexpr std::int64_t out_h() const { return (h + 2 * pad_h - kh) / stride_h + 1; }

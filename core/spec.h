@@ -12,15 +12,15 @@
 
 namespace tandem {
 
-// One thing that a name takes.
+// One option of a strategy or update rule.
 struct SpecField {
   std::string key;
   std::string expects;                                 // "a whole number from 1 to 1000000"
-  std::function<bool(const std::string& value)> read;  // false: the value is not that
-  bool bare = false;                                   // as the first, its value may stand alone: "local-sgd:8"
+  std::function<bool(const std::string& value)> read;  // false: the value is not as expected
+  bool bare = false;                                   // if it is the first, the key may be omitted: "local-sgd:8"
 };
 
-// A number in [least, most]; least = above_zero: in (0, most]. `into` outlives the field.
+// A number in [least, most]; least = above_zero: in (0, most]. `into` must outlive the field.
 constexpr double above_zero = std::numeric_limits<double>::min();
 template <class T>
 SpecField number_field(std::string key, T& into, double least, double most) {
@@ -49,11 +49,11 @@ inline SpecField bare(SpecField field) {
   field.bare = true;
   return field;
 }
-// A word without a value.
+// A key without a value.
 SpecField word_field(std::string key, std::function<void()> apply);
 
-std::string spec_name(const std::string& text);  // before the first ':' or '+'
-// Reads what stands behind the name. Throws UsageError, which holds the whole text and what the name takes.
+std::string spec_name(const std::string& text);  // the part before the first ':' or '+'
+// Reads the options after the name. Throws UsageError, which has the whole text and the options that the name takes.
 void read_spec(const std::string& text, const std::vector<SpecField>& fields);
 
 }  // namespace tandem

@@ -1,5 +1,5 @@
-// StepState: the values that change from step to step. They are in device memory, where kernels read them, so that a
-// recorded step can be replayed unchanged.
+// StepState: the values that change from step to step. They are in device memory, from which kernels read them, so that
+// a recorded step can be replayed unchanged.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -11,17 +11,17 @@ namespace tandem {
 struct StepState {
   // Set by the host and sent to the device before each step.
   float learning_rate = 0;
-  float gradient_average = 1;  // gradients that are a sum over several batches, times this, are the mean
+  float gradient_average = 1;  // factor that converts a sum of gradients over several batches into their mean
   std::uint64_t seed = 0;
   std::uint32_t epoch = 0;  // for counter-based random numbers
 
   // Written by the device; the host need not wait for it.
   // 0: the update was applied. 1: a loss or gradient was not finite; no further update is applied. 2: the gradients
-  // overflowed because of the loss scale; this update was skipped and the scale halved. 3: it was 1 and the host has
-  // read it; the next step is treated normally.
+  // overflowed because of the loss scale; this update was skipped and the scale halved. 3: the value was 1 and the host
+  // has read it; the next step is treated normally.
   std::int32_t not_finite = 0;
-  float gradient_scale = 1;  // gradients are multiplied by this before use: averaging, clipping, undoing the loss scale
-  float loss_scale = 1;      // what the loss was multiplied by (f16)
+  float gradient_scale = 1;         // factor on gradients before use: averaging, clipping, undoing the loss scale
+  float loss_scale = 1;             // factor on the loss (f16)
   std::int32_t unscaled_steps = 0;  // steps since the loss scale last changed
   std::uint64_t step = 0;           // updates applied so far
   std::uint64_t skipped = 0;        // steps skipped because their gradients overflowed

@@ -1,6 +1,6 @@
 // Strided copies: copies a strided view of one contiguous tensor to a strided view of the same shape in another.
 // Operations that move elements without arithmetic (transpose, slice, pad, cat, shortcuts) are such copies. Their
-// gradients copy in reverse. Included by *.kernel.cpp files.
+// gradients are copies in the other direction. Included by *.kernel.cpp files.
 #pragma once
 #include "core/launch.h"
 
@@ -31,7 +31,7 @@ struct ViewCopy {
   }
 };
 
-// One index per row, so that indices are divided once per row. Used by the threads of a host.
+// One index per row, so that the index is decomposed by division only once per row. Used by the threads of a host.
 template <class T, bool add>
 struct CopyRows : ViewCopy<T> {
   TANDEM_HD void operator()(std::int64_t row) const {
@@ -68,7 +68,7 @@ struct CopyPacks : ViewCopy<T> {
   }
 };
 
-// Whether packs of V elements can be copied: rows are contiguous and begin at multiples of a pack, as the memory does.
+// Whether packs of V elements can be copied: rows are contiguous, and rows and memory begin at multiples of a pack.
 template <class T>
 bool in_packs(const ViewCopy<T>& c, int V) {
   const auto aligned = [&](const T* p) {

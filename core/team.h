@@ -1,23 +1,23 @@
 // The threads that share a kernel's work: a team per calling thread, made at its first parallel call and kept.
 //
-// A worker that has nothing to do looks for work for a bounded time, then sleeps, so that a program leaves its cores to
-// others as soon as it does not use them. The caller does not wait for a worker that has not begun: it runs that part
-// itself. What a part computes depends on its number and not on the thread that runs it, so results are the same
-// however busy the machine is.
+// An idle worker looks for work for a bounded time, then sleeps, so that other programs can use the cores soon after
+// this one stops using them. The caller does not wait for a worker that has not begun: it runs that part itself. The
+// result of a part depends on its number and not on the thread that runs it, so results do not depend on the load of
+// the machine.
 #pragma once
 #include <atomic>
 #include <csignal>
 
 namespace tandem {
 
-// Threads of a backend when nobody says: OMP_NUM_THREADS, else the cores that this process may use: those of its
+// The default number of threads of a backend: OMP_NUM_THREADS, else the cores that this process may use: those of its
 // affinity mask, and no more than the quota of its cgroup (cpu.max; v1: cpu.cfs_quota_us) rounded up.
 int default_threads();
 
-// Blocks signals on the calling thread while it exists, and on threads that are started meanwhile for good. Signals of
-// a fault in the program (SIGSEGV and the like) are not blocked. Reason: kernels of oneDNN up to 3.11 point the stack
-// register into the heap, so a signal handler that runs during one overwrites heap memory
-// (github.com/uxlfoundation/oneDNN/issues/4845).
+// While an object of this class exists, signals are blocked on the calling thread. Threads that are started meanwhile
+// keep them blocked permanently. Signals of a fault in the program (SIGSEGV and the like) are not blocked. Reason:
+// kernels of oneDNN up to 3.11 point the stack register into the heap, so a signal handler that runs during a kernel
+// overwrites heap memory (github.com/uxlfoundation/oneDNN/issues/4845).
 class SignalsWait {
  public:
   SignalsWait();
@@ -30,13 +30,14 @@ class SignalsWait {
 
 namespace team {
 using Call = void (*)(const void* body, int part);
-// Calls call(body, part) for every part in [0, parts): part 0 on the calling thread, the others on a worker each, or on
-// the calling thread when it comes to them first. So a part may wait for another: that one has ended, runs, or its
-// worker will begin it. Inside a part, parts run one after another. An exception in a part ends the process.
+// Calls call(body, part) for every part in [0, parts): part 0 on the calling thread, each other part on a worker of its
+// own, or on the calling thread if that reaches the part first. So a part may wait for another part, which has ended,
+// runs, or will be begun by its worker. A call from inside a part runs its parts one after another. An exception in a
+// part ends the process.
 void run(int parts, Call call, const void* body);
-bool inside();  // a part, on this thread
+bool inside();  // whether this thread runs a part
 
-// Where all parts of one call wait for each other.
+// At wait() all parts of one call wait for each other.
 class Barrier {
  public:
   explicit Barrier(int parts) : parts_(parts) {}
@@ -48,7 +49,7 @@ class Barrier {
 };
 }  // namespace team
 
-// body(part) for every part in [0, parts), shared among the threads of the team.
+// Calls body(part) for every part in [0, parts), shared among the threads of the team.
 template <class Body>
 void in_parts(int parts, const Body& body) {
   if (parts <= 1) return body(0);

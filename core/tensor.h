@@ -2,8 +2,8 @@
 // slice along the first axis and a reshape share memory; all other operations copy. Pictures are [N, H, W, C], filters
 // [O, H, W, I].
 //
-// A Tensor is a handle: copying it does not copy the elements. Not thread-safe; different tensors may be used by
-// different threads.
+// A Tensor is a handle: copying it does not copy the elements. It is not thread-safe; different threads may use
+// different tensors.
 #pragma once
 #include <span>
 #include <vector>
@@ -73,7 +73,7 @@ class Tensor {
   Tensor reshape(const Shape& shape) const;  // another shape with the same numel(); shares memory
   Tensor cast(DType dtype) const;            // returns itself when the type is the same
   Tensor clone() const;
-  Tensor to(Backend& backend) const;  // returns itself when it is on that backend
+  Tensor to(Backend& backend) const;  // returns itself when it is already on that backend
   void fill(double value);
   void copy_from(const Tensor& source);  // same shape; converts the type
 
@@ -104,7 +104,7 @@ class Tensor {
   DType dtype_ = DType::f32;
 };
 
-// A tensor without a hold on its storage. Whoever has one knows by Keeper::gone() when the storage has ended.
+// A tensor without a reference to its storage. Keeper::gone() reports to the owner that the storage is destroyed.
 class WeakTensor {
  public:
   WeakTensor() = default;
@@ -121,8 +121,8 @@ class WeakTensor {
   Storage* storage_ = nullptr;
 };
 
-// Nested brackets with aligned numbers, then type and shape; of more than 1000 elements the first and last three of
-// each axis.
+// Nested brackets with aligned numbers, then type and shape. A tensor of more than 1000 elements is shortened to the
+// first and last three of each axis.
 std::ostream& operator<<(std::ostream& out, const Tensor& t);
 
 }  // namespace tandem

@@ -1,4 +1,4 @@
-// Numbers as text, one function for each form that is truly different, and text as numbers.
+// Conversion of numbers to text, with one function for each form, and of text to numbers.
 #pragma once
 #include <charconv>
 #include <cstdint>
@@ -8,15 +8,15 @@
 
 namespace tandem {
 
-[[gnu::format(printf, 1, 2)]] std::string printed(const char* format, ...);  // as printf writes it, of any length
-std::string digits(double v, int most = 10);       // that many significant digits: "0.1", "1e-05"; 17 are exact
+[[gnu::format(printf, 1, 2)]] std::string printed(const char* format, ...);  // the output of printf, of any length
+std::string digits(double v, int most = 10);       // at most that many significant digits: "0.1", "1e-05"; 17 are exact
 std::string short_number(double v, int most = 4);  // for people: "0.3299", "21.5k", "1.2e-6"; "–" when not finite
 std::string readable_bytes(double bytes);          // "1.5 MiB"
 std::string hex(std::uint64_t v);                  // 16 hexadecimal digits
-std::string hex(std::string_view bytes);           // two for each byte
+std::string hex(std::string_view bytes);           // two hexadecimal digits for each byte
 std::string shell_quoted(std::string_view text);   // one word of a shell's command line: 'it'\''s'
 
-// The number that the whole of `text` is; none: it is something else, or does not fit a T.
+// The number that the whole of `text` denotes; none: `text` is not a number, or it does not fit a T.
 template <class T>
 std::optional<T> parsed(std::string_view text) {
   T v{};

@@ -1,4 +1,5 @@
-// The value of one block of 256 threads: combined in a fixed order, so that it does not depend on who was first.
+// A reduction over one block of 256 threads, in a fixed order, so that the result does not depend on the timing of
+// threads.
 #pragma once
 
 namespace tandem::cuda {
@@ -10,7 +11,7 @@ struct Plus {
   }
 };
 
-// All threads call it; all get the result. It may be called again after the next barrier at once.
+// All threads call it; all get the result. It may be called again directly after the next barrier.
 template <class A, class Op>
 __device__ A over_block(A mine, const Op& op) {
   __shared__ A shared[256];

@@ -1,5 +1,5 @@
-// Every call into CUDA, cuBLAS or cuDNN goes through one of these: a failure throws Error with the call, its place,
-// what the library says, and what was being done: CUDNN_CHECK(cudnnBackendExecute(…), "conv2d ", shape).
+// Every call of CUDA, cuBLAS or cuDNN is made through one of these macros. A failure throws Error with the call, its
+// file and line, the library's message, and the context: CUDNN_CHECK(cudnnBackendExecute(…), "conv2d ", shape).
 #pragma once
 #include <cublas_v2.h>
 #include <cuda_runtime.h>

@@ -1,7 +1,8 @@
-// Work over the rows of [rows, channels]: each thread keeps V neighbouring channels, with what is the same for all of
-// their rows in registers, and iterates over rows. column_sums() makes N sums at once, for the statistics and the
-// gradient of batch norm and the gradient of a bias: blocks write partial sums, which a second kernel adds in double in
-// a fixed order, without atomics, so that every run gives the same bits. each_column() computes element by element.
+// Work over the rows of [rows, channels]: each thread has V neighbouring channels, keeps the values that are equal for
+// all of their rows in registers, and iterates over rows. column_sums() makes N sums at once, for the statistics and
+// the gradient of batch norm and the gradient of a bias: blocks write partial sums, which a second kernel adds in
+// double in a fixed order, without atomics, so that every run gives the same bits. each_column() computes element by
+// element.
 #pragma once
 #include <algorithm>
 
@@ -11,8 +12,8 @@
 
 namespace tandem::cuda {
 
-// f.at(c) gives a state for the channels c … c + V − 1. state.load(row) reads that row's values, state(row, loaded,
-// sums) adds them to sums[N][V]. Two rows are read before the first is used: memory then has enough to do.
+// f.at(c) returns a state for the channels c … c + V − 1. state.load(row) reads that row's values, state(row, loaded,
+// sums) adds them to sums[N][V]. Two rows are read before the first is used, so that enough loads are in flight.
 template <int N, int V, class F>
 __global__ void __launch_bounds__(256, 3) column_parts(F f, std::int64_t rows, std::int64_t channels, float* parts) {
   const std::int64_t c = (blockIdx.x * std::int64_t(blockDim.x) + threadIdx.x) * V;
@@ -42,7 +43,7 @@ __global__ void __launch_bounds__(256, 3) column_parts(F f, std::int64_t rows, s
     for (int v = 0; v < V; v++) parts[(blockIdx.y * N + n) * channels + c + v] = shared[(n * V + v) * 256 + lane];
 }
 
-// Eight channels to a block, which are the 32 bytes that memory moves; finish(c, sums) is called by one thread.
+// Eight channels per block, since memory is accessed in units of 32 bytes; finish(c, sums) is called by one thread.
 template <int N, class Finish>
 __global__ void __launch_bounds__(1024)
     column_totals(Finish finish, const float* parts, int count, std::int64_t channels) {
@@ -63,8 +64,8 @@ __global__ void __launch_bounds__(1024)
   finish(c, sums);
 }
 
-// state(row, state.load(row)) for every row, the last rows first: those that column_parts has just read may still be in
-// the cache.
+// Calls state(row, state.load(row)) for every row, the last rows first: the rows that column_parts has just read may
+// still be in the cache.
 template <int V, class F>
 __global__ void __launch_bounds__(256, 3) column_rows(F f, std::int64_t rows, std::int64_t channels) {
   const std::int64_t c = (blockIdx.x * std::int64_t(blockDim.x) + threadIdx.x) * V;
@@ -80,8 +81,8 @@ __global__ void __launch_bounds__(256, 3) column_rows(F f, std::int64_t rows, st
   if (r >= 0) state(r, state.load(r));
 }
 
-// Blocks of 256 threads over packs of V channels and over rows: at most those that the device runs at once, since a
-// second wave would be a part of one, and `each` rows or more for each thread.
+// Blocks of 256 threads over packs of V channels and over rows, with at least `each` rows for each thread. There are at
+// most as many blocks as the device runs at once, since a second wave would be only a partial wave.
 struct ColumnGrid {
   unsigned x = 1, y, across, down;
   ColumnGrid(const Grid& grid, int resident, std::int64_t rows, std::int64_t packs, std::int64_t each) {
@@ -96,7 +97,7 @@ struct ColumnGrid {
   dim3 threads() const { return dim3(x, y); }
 };
 
-// Without channels nothing is done. Without rows the sums are 0, and f.at() must not read a row.
+// Without channels it does nothing. Without rows the sums are 0, and f.at() must not read a row.
 template <int N, int V, class F, class Finish>
 void column_sums(const Grid& grid, std::int64_t rows, std::int64_t channels, float* scratch, const F& f,
                  const Finish& finish) {

@@ -1,5 +1,5 @@
-// Convolutions by cuDNN: one plan (plans.h) for each pass of each shape, timed on the device once and kept. Where no
-// engine serves a shape, plain kernels of our own do.
+// Convolutions by cuDNN: one plan (plans.h) for each pass of each shape, timed on the device once and kept. If no
+// engine supports a shape, Tandem's own simple kernels compute it.
 #pragma once
 #include <functional>
 #include <memory>
@@ -11,13 +11,13 @@
 namespace tandem::cuda {
 
 // The candidate to keep: the fastest one that runs or, with `first`, the first one that runs. A candidate that does not
-// run (too large a workspace, or refused by the library) has no time and is ignored. None: not one of them runs.
+// run (its workspace is too large, or the library refuses it) has no time and is ignored. None: no candidate runs.
 std::optional<std::size_t> choose(std::size_t candidates, bool first,
                                   const std::function<std::optional<float>(std::size_t)>& milliseconds);
 
 class Convolution {
  public:
-  struct Memory {  // scratch for the length of a call, from the backend's allocator
+  struct Memory {  // scratch memory for the duration of a call, from the backend's allocator
     std::function<void*(std::size_t)> take;
     std::function<void(void*)> give;
   };
@@ -25,15 +25,15 @@ class Convolution {
   ~Convolution();
   Convolution(const Convolution&) = delete;
 
-  // y = relu?(x ∗ w + bias). The bias and the ReLU are part of cuDNN's plan where one that has them is the fastest,
-  // else a kernel of our own behind the convolution.
+  // y = relu?(x ∗ w + bias). The bias and the ReLU are part of cuDNN's plan if a plan that has them is the fastest,
+  // else a separate kernel after the convolution computes them.
   void forward(const ConvShape&, DType, const Operands&, bool relu);
   void backward_data(const ConvShape&, DType, const void* dy, const void* w, void* dx, bool add);
   void backward_filter(const ConvShape&, DType, const void* x, const void* dy, float* dw, bool add);
 
   void rules(const EngineRules& rules);  // forgets the plans when they change
   EngineRules rules() const;
-  // While a step is recorded no plan can be timed: a new key gets the first acceptable plan.
+  // While a step is recorded no plan can be timed, so a new key gets the first acceptable plan.
   void recording(bool on);
 
  private:

@@ -1,4 +1,4 @@
-// The device: is there one that can be used, which, and with which libraries.
+// The device: whether there is a usable one, its properties, and the versions of its libraries.
 #pragma once
 #include <cuda_runtime.h>
 
@@ -16,15 +16,15 @@ struct Device {
   std::string uuid = {};     // 32 hexadecimal digits
 };
 
-// Makes `index` this thread's device. Throws Error with the cause and what to do where it cannot be used.
+// Makes `index` this thread's device. If it cannot be used, throws Error with the cause and the remedy.
 Device use_device(int index);
 
-// The cause in words: what the runtime said, and what driver and runtime there are (13000 is CUDA 13.0; 0: no driver).
+// The cause in words: the runtime's message, and the versions of driver and runtime (13000 is CUDA 13.0; 0: no driver).
 std::string why_unusable(cudaError_t status, int driver, int runtime);
 
 // "driver 580.82 (CUDA 13.0), CUDA runtime 13.0, cuBLAS 13.1.0, cuDNN 9.19.0"
 std::string library_versions();
-// The files of these libraries that this process has loaded, for whoever suspects that two versions met.
+// The files from which this process has loaded these libraries, to find out whether two versions are mixed.
 std::vector<std::string> library_paths();
 
 }  // namespace tandem::cuda

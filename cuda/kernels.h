@@ -1,7 +1,7 @@
-// The kernels that are ours, as functions that the host calls. T is float, bf16 or f16 (activations); parameters,
-// statistics and losses are float. Pointers are of device memory, those called optional may be null; everything is
-// queued on the stream and nothing waits. Arithmetic is float, sums are finished in double, in a fixed order: the same
-// bits in every run.
+// Tandem's own kernels, as functions that the host calls. T is float, bf16 or f16 (activations); parameters, statistics
+// and losses are float. Pointers are to device memory; pointers called optional may be null. All functions queue work
+// on the stream and do not wait. Arithmetic is float; sums are finished in double, in a fixed order, so every run gives
+// the same bits.
 #pragma once
 #include <cuda_runtime.h>
 
@@ -9,13 +9,13 @@
 
 namespace tandem::cuda {
 
-struct Grid {  // how many processors there are to fill, and where work queues
+struct Grid {  // the number of processors, and the stream on which work is queued
   cudaStream_t stream = nullptr;
   int processors = 1;
 };
 
-inline constexpr int most_parts = 1024;  // of partial sums per channel
-// Floats of scratch that sums over the rows of `channels` columns need, `sums` of them at once (columns.h).
+inline constexpr int most_parts = 1024;  // maximum number of partial sums per channel
+// Floats of scratch memory that `sums` simultaneous sums over the rows of `channels` columns need (columns.h).
 inline std::size_t column_scratch(int sums, std::int64_t channels) {
   return std::size_t(most_parts) * std::size_t(sums) * std::size_t(channels);
 }
@@ -29,17 +29,17 @@ void batch_norm(const Grid&, const NormShape&, const T* x, const T* optional_res
 template <class T>
 void batch_norm_inference(const Grid&, const NormShape&, const T* x, const T* optional_residual, const float* gamma,
                           const float* beta, const float* mean, const float* variance, T* y, float* scratch);
-// The y of batch_norm, from the statistics that it stored.
+// Computes the y of batch_norm from the statistics that it stored.
 template <class T>
 void batch_norm_again(const Grid&, const NormShape&, const T* x, const T* optional_residual, const float* gamma,
                       const float* beta, const float* mean, const float* inverse_std, T* y);
 template <class T>
-struct NormOutputs {  // each optional; add: to what is there
+struct NormOutputs {  // each is optional; add: add to the old values
   T *dx = nullptr, *dresidual = nullptr;
   float *dgamma = nullptr, *dbeta = nullptr;
   bool add_dx = false, add_dresidual = false, add_dgamma = false, add_dbeta = false;
 };
-// y is optional: given, the mask is read off it (ReLU behind a residual), otherwise computed from x again.
+// y is optional: if given, the mask is computed from y (ReLU after a residual), otherwise from x again.
 template <class T>
 void batch_norm_backward(const Grid&, const NormShape&, const T* x, const T* optional_y, const T* dy,
                          const float* gamma, const float* beta, const float* mean, const float* inverse_std,
@@ -74,8 +74,7 @@ void cross_entropy_backward(const Grid&, std::int64_t rows, std::int64_t classes
                             const std::int32_t* labels, double smoothing, const float* dloss, T* dx, bool add);
 
 // ---- convolution without a library (convolution.cu) -----------------------------------------------------------------
-// One thread for each result; for shapes that no engine of cuDNN's serves. Slow, and never in the way of a common
-// network.
+// One thread for each result; for shapes that no engine of cuDNN supports. It is slow, but not used by common networks.
 template <class T>
 void plain_convolution(const Grid&, const ConvShape&, const T* x, const T* w, T* y);
 template <class T>
@@ -89,7 +88,7 @@ void bias_relu(const Grid&, std::int64_t rows, std::int64_t channels, const floa
 // y[r, c] = row[c] for every row.
 template <class T>
 void fill_rows(const Grid&, std::int64_t rows, std::int64_t channels, const T* row, T* y);
-// Rows of another width: cut, or with zeros behind them.
+// Copies rows to another width: truncated, or padded with zeros.
 template <class T>
 void set_channels(const Grid&, std::int64_t rows, std::int64_t from_width, std::int64_t to_width, const T* from, T* to);
 // to (+)= from, converted.

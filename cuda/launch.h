@@ -1,4 +1,4 @@
-// The device's half of launch(): one thread per index, in a loop that strides over the grid, so that any n fits.
+// The device part of launch(): one thread per index, in a grid-stride loop, so that any n is possible.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -9,15 +9,15 @@
 namespace tandem {
 
 #if defined(__CUDACC__)
-// kernel<<<blocks, threads, 0, stream>>>(arguments…). Tests put a function of their own in its place, which runs the
-// same kernels on the host (tests/emulated_cuda.h).
+// kernel<<<blocks, threads, 0, stream>>>(arguments…). Tests replace it by their own function, which runs the same
+// kernels on the host (tests/emulated_cuda.h).
 template <class... Parameters, class... Arguments>
 void start(void (*kernel)(Parameters...), dim3 blocks, dim3 threads, cudaStream_t stream, Arguments... arguments) {
   kernel<<<blocks, threads, 0, stream>>>(arguments...);
   CUDA_CHECK(cudaGetLastError(), "a kernel of ", blocks.x, " × ", blocks.y, " blocks of ", threads.x, " × ", threads.y,
              " threads did not start, or work that was queued before it failed");
 }
-// How many blocks of so many threads a processor runs at once.
+// The number of blocks of `threads` threads that a processor runs at once.
 template <class... Parameters>
 int resident_blocks(void (*kernel)(Parameters...), int threads) {
   int blocks = 1;
@@ -26,8 +26,8 @@ int resident_blocks(void (*kernel)(Parameters...), int threads) {
 }
 #endif
 
-// A functor whose f(i) is f.store(i, f.value(i)), and which reads in value() only: several loads can be on their way at
-// once.
+// A functor whose f(i) is f.store(i, f.value(i)), and which reads only in value(), so that several loads can be in
+// flight at once.
 template <class F>
 concept Deferred = requires(const F& f, std::int64_t i) {
   f.store(i, f.value(i));
@@ -50,7 +50,8 @@ __global__ void __launch_bounds__(256) for_each_index(std::int64_t n, F f) {
   for (; i < n; i += step) f(i);
 }
 
-// Blocks of 256 threads, at most 8 waves of a large device's: more only wait, and a stride costs nothing.
+// Blocks of 256 threads, at most 8 waves of a large device: further blocks would only wait, and the grid-stride loop
+// costs nothing.
 template <class F>
 void device_launch(void* stream, std::int64_t n, const F& f) {
   if (n <= 0) return;
@@ -58,11 +59,11 @@ void device_launch(void* stream, std::int64_t n, const F& f) {
   start(for_each_index<F>, unsigned(blocks < most ? blocks : most), 256, static_cast<cudaStream_t>(stream), n, f);
 }
 
-// launch_sums(): `lanes` threads to a sum, whose parts are two doubles. Every thread of a warp takes part in each
+// launch_sums(): `lanes` threads per sum, whose parts are two doubles. Every thread of a warp takes part in each
 // exchange.
 template <int lanes, class F>
 __global__ void __launch_bounds__(256) for_each_sum(std::int64_t n, F f) {
-  constexpr int each = 256 / lanes;  // sums of a block at once
+  constexpr int each = 256 / lanes;  // sums that a block computes at once
   __shared__ double shared[2][8];
   for (std::int64_t first = blockIdx.x * std::int64_t{each}; first < n; first += gridDim.x * std::int64_t{each}) {
     const std::int64_t i = first + threadIdx.x / lanes;
@@ -89,7 +90,7 @@ void device_launch_sums(void* stream, std::int64_t n, const F& f) {
   start(for_each_sum<lanes, F>, unsigned(blocks < most ? blocks : most), 256, static_cast<cudaStream_t>(stream), n, f);
 }
 
-// launch_rows(): a warp to a row. Only the device's half of a functor that is compiled for both calls them.
+// launch_rows(): one warp per row. Only the device code of a functor that is compiled for both calls these functions.
 struct WarpLanes {
   int lane;
   template <class G, class Op>
@@ -125,8 +126,8 @@ void device_launch_rows(void* stream, std::int64_t rows, const F& f) {
   start(for_each_row<F>, unsigned(blocks < most ? blocks : most), 256, static_cast<cudaStream_t>(stream), rows, f);
 }
 
-// The functors of *.kernel.cpp are templates over the element's type, double among them. That lives in the reference
-// backend and is not compiled for the device: it would cost as much as the rest.
+// The functors of *.kernel.cpp are templates over the element type, including double. double is used only in the
+// reference backend and is not compiled for the device: it would cost as much as the other types.
 template <class F>
 inline constexpr bool holds_double = false;
 template <>

@@ -1,5 +1,5 @@
-// Matrix products by cuBLAS. Row-major matrices are the transposes of cuBLAS's column-major ones, so C = A·B is asked
-// for as Cᵀ = Bᵀ·Aᵀ. Sums are f32 (TF32 only when asked for); inputs and outputs f32, bf16 or f16.
+// Matrix products by cuBLAS. Row-major matrices are the transposes of cuBLAS's column-major matrices, so C = A·B is
+// computed as Cᵀ = Bᵀ·Aᵀ. Sums are f32 (TF32 only on request); inputs and outputs are f32, bf16 or f16.
 #pragma once
 #include <cublasLt.h>
 #include <cublas_v2.h>
@@ -15,8 +15,8 @@
 
 namespace tandem::cuda {
 
-// A linear layer whose bias, and perhaps ReLU, the product itself adds: y[m, n] = relu?(x[m, k]·w[n, k]ᵀ + bias[n]),
-// all of one type. What cuBLASLt's plan for it was made for.
+// The key of a cuBLASLt plan for a linear layer that applies the bias, and optionally the ReLU, in the matrix product:
+// y[m, n] = relu?(x[m, k]·w[n, k]ᵀ + bias[n]), all of one type.
 struct LinearKey {
   std::int64_t m, n, k;
   DType type;
@@ -26,7 +26,7 @@ struct LinearKey {
   std::string text() const;  // for errors
 };
 
-// Decides which of these layers are fused, once for each key. A key is refused when the library has no plan for it, or
+// Decides once for each key whether the layer is fused. It is not fused when the library has no plan for the key, or
 // when the plan's ReLU turns NaN into 0, since failures must stay visible. A plan cannot be tried while a step is
 // recorded; a new key then runs unfused.
 template <class Plan>
@@ -51,15 +51,15 @@ class FusedPlans {
 
 class Matrix {
  public:
-  // workspace: device memory of our own, so that cuBLAS allocates nothing while a step is recorded.
+  // workspace: device memory from the caller, so that cuBLAS allocates nothing while a step is recorded.
   Matrix(cudaStream_t stream, void* workspace, std::size_t workspace_bytes);
   ~Matrix();
   Matrix(const Matrix&) = delete;
 
-  // C[m, n] = op(A)·op(B) + beta·C, `batch` times, with dense strides between.
+  // C[m, n] = op(A)·op(B) + beta·C, for `batch` matrices that are stored densely one after another.
   void product(bool transpose_a, bool transpose_b, std::int64_t m, std::int64_t n, std::int64_t k, const void* a,
                DType type_a, const void* b, DType type_b, float beta, void* c, DType type_c, std::int64_t batch = 1);
-  // False when no plan serves: then nothing was done.
+  // Returns false when there is no plan; then nothing was done.
   bool linear(const LinearKey& key, const void* x, const void* w, const void* bias, void* y, bool recording);
   void tf32(bool on);
 
@@ -76,7 +76,7 @@ class Matrix {
   struct {
     const void *x = nullptr, *w = nullptr, *bias = nullptr;
     void* y = nullptr;
-  } tried_;  // the buffers of the call that asks for a plan
+  } tried_;  // the buffers of the call that requests a plan
 };
 
 }  // namespace tandem::cuda

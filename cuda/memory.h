@@ -1,4 +1,4 @@
-// Where the device's memory comes from, and pinned host memory on the way there.
+// The source of device memory, and pinned host memory for transfers to the device.
 #pragma once
 #include <cuda_runtime.h>
 
@@ -25,7 +25,7 @@ class DeviceMemory : public MemorySource {
   std::string name_;
   std::size_t ours_ = 0;
 };
-// The words of state(), from numbers.
+// The text of state(), from numbers.
 std::string memory_state(std::size_t free, std::size_t total, std::size_t ours);
 
 // Whether the first element of f32, bf16 or f16 numbers on the device is NaN. Waits for the stream.
@@ -47,7 +47,7 @@ class Staging {
  private:
   cudaStream_t stream_;
   std::byte* pinned_ = nullptr;
-  std::vector<cudaEvent_t> gone_;  // the slot's last copy has left it
+  std::vector<cudaEvent_t> gone_;  // per slot: marks the end of its last copy
   int next_ = 0;
 };
 

@@ -1,4 +1,4 @@
-// 16 bytes at a time: V neighbouring elements moved as one, computed with in float.
+// Packs of 16 bytes: V neighbouring elements are loaded and stored as one, and computed with in float.
 #pragma once
 #include <cstdint>
 
@@ -33,8 +33,8 @@ __device__ inline void store(T* to, const A (&from)[V]) {
   *reinterpret_cast<Pack<T, V>*>(to) = pack;
 }
 
-// Calls f.operator()<V>() with V elements of T to 16 bytes where rows of `width` elements and all pointers allow it,
-// else with 1. Null pointers are ignored.
+// Calls f.operator()<V>(), where V elements of T are 16 bytes if rows of `width` elements and all pointers allow it,
+// else V = 1. Null pointers are ignored.
 template <class T, class F, class... Pointers>
 void with_packs(std::int64_t width, const F& f, const Pointers*... pointers) {
   constexpr int V = 16 / sizeof(T);

@@ -1,6 +1,6 @@
-// A convolution as a graph of cuDNN's, and the plans that its heuristics offer for the graph. Nothing here runs a plan,
-// so nothing needs a device: the GPU is that of a handle, or one that is only described (tests/cuda_plans.cpp).
-// Pictures [n, h, w, c], filters [c_out, kh, kw, c_in / groups]; sums are f32.
+// A convolution as a cuDNN graph, and the plans that cuDNN's heuristics offer for the graph. This file does not run
+// plans, so it needs no device: the GPU is given by a handle, or only by a description (tests/cuda_plans.cpp). Pictures
+// [n, h, w, c], filters [c_out, kh, kw, c_in / groups]; sums are f32.
 #pragma once
 #include <cudnn.h>
 
@@ -20,7 +20,7 @@ namespace tandem::cuda {
 enum class Pass { forward, backward_data, backward_filter };
 const char* name_of(Pass);
 
-// What each tensor's address is a multiple of, in bytes: 16, 8, 4 or 2. cuDNN takes none below the size of an element.
+// The alignment of each tensor's address in bytes: 16, 8, 4 or 2. cuDNN accepts none below the size of an element.
 struct Alignments {
   int x = 16, w = 16, y = 16, bias = 16;
   bool operator==(const Alignments&) const = default;
@@ -28,51 +28,51 @@ struct Alignments {
 // The largest of 16, 8, 4, 2 that divides all addresses.
 int alignment_of(std::initializer_list<const void*> pointers);
 
-// The tensors of a pass, or their gradients: of a filter gradient x and y are read, and w is written. All are of the
-// pictures' type.
+// The tensors of a pass, or their gradients: for a filter gradient x and y are read, and w is written. All have the
+// type of the pictures.
 struct Operands {
   const void *x, *w, *y;
   const void* bias = nullptr;        // of a forward pass; null: none
-  const float* wide_bias = nullptr;  // the same before it was rounded, for our own kernel
+  const float* wide_bias = nullptr;  // the bias before rounding, for Tandem's own kernel
 };
 
-// What a plan is made for. Two calls share one only when all of it is equal.
+// The key of a plan. Two calls share a plan only if all members are equal.
 struct PlanKey {
   Pass pass;
   ConvShape shape;
-  DType type;  // of all tensors: the heuristics offer no engine for f32 filter gradients, or an f32 bias, of narrower
-               // pictures
-  // The graph ends with y = relu?(y + bias); they offer none for a ReLU without a bias
+  DType type;  // of all tensors: with narrower pictures the heuristics offer no engine for f32 filter gradients or an
+               // f32 bias
+  // The graph ends with y = relu?(y + bias); the heuristics offer no engine for a ReLU without a bias
   bool bias = false, relu = false;
   Alignments alignment = {};
-  bool add = false;  // a gradient is added to what is there
+  bool add = false;  // a gradient is added to the old values
   static PlanKey of(Pass pass, const ConvShape& s, DType type, const Operands& o, bool relu = false);
-  // True when nothing is multiplied, as with an empty batch. cuDNN refuses such shapes; our own kernels write the
+  // True when nothing is multiplied, as with an empty batch. cuDNN refuses such shapes; Tandem's own kernels write the
   // zeros.
   bool empty() const { return shape.x_numel() == 0 || shape.w_numel() == 0 || shape.y_numel() == 0; }
-  // The same with pictures of eight channels, for whose 16 bytes there are faster engines than for fewer; none where
-  // nothing is gained.
+  // The same key with pictures of eight channels: for their 16 bytes there are faster engines than for fewer bytes.
+  // None if there is no gain.
   std::optional<PlanKey> widened() const;
   bool operator==(const PlanKey&) const = default;
   std::string text() const;  // "conv2d backward data of [128, 32, 32, 16] …": for errors
 };
 
-// Dimensions and strides as cuDNN wants them: always in the order n, c, h, w, whatever the layout.
+// Dimensions and strides in the form that cuDNN requires: always in the order n, c, h, w, for any layout.
 struct Layout {
   std::int64_t sizes[4], strides[4];
   static Layout pictures(std::int64_t n, std::int64_t h, std::int64_t w, std::int64_t c);
   static Layout filters(const ConvShape& s);
 };
 
-// Which engines may be taken.
+// The rules for permitted engines.
 struct EngineRules {
   bool deterministic = false, tf32 = false, exact = false;  // exact: no Winograd
   bool operator==(const EngineRules&) const = default;
 };
-// Decided by the numerical notes that cuDNN gives of an engine; `type`: of the pictures.
+// Whether the rules permit an engine with these numerical notes of cuDNN; `type`: of the pictures.
 bool acceptable(const std::vector<cudnnBackendNumericalNote_t>& notes, DType type, const EngineRules& rules);
 
-// One of cuDNN's descriptors; attributes are set, then it is finished.
+// A cuDNN descriptor: its attributes are set, then it is finalized.
 class Descriptor {
  public:
   explicit Descriptor(cudnnBackendDescriptorType_t type) : type_(type) {
@@ -116,7 +116,7 @@ class Descriptor {
   cudnnBackendDescriptor_t d_ = nullptr;
 };
 
-// Tells the descriptor of a graph, a heuristic or a plan which GPU it is for.
+// Sets the GPU in the descriptor of a graph, a heuristic or a plan.
 using ForDevice = std::function<void(Descriptor&)>;
 
 // The tensors of a graph, by number.
@@ -128,8 +128,7 @@ struct Plan {
   bool fused = false;          // it adds the bias and applies the ReLU, too
   bool wide = false;           // it is for key.widened()
 };
-// Plans for the configurations that the heuristic offers, best guess first, at most `most` of those that are
-// acceptable.
+// Plans for the configurations that the heuristic offers, in its order of preference: at most `most` acceptable ones.
 std::vector<Plan> candidates(const ForDevice& device, const PlanKey& key, const EngineRules& rules, std::size_t most);
 
 }  // namespace tandem::cuda

@@ -1,4 +1,4 @@
-// Queues (streams) and events of a device, as core/queue.h wants them, and pinned memory. They work in any thread.
+// Queues (streams) and events of a device, which implement core/queue.h, and pinned memory. They work in any thread.
 #pragma once
 #include <cuda_runtime.h>
 
@@ -37,7 +37,7 @@ class DeviceQueue : public Queue {
   cudaStream_t stream_;
 };
 
-// One that goes away with the object.
+// Makes a queue whose stream is destroyed with the object.
 std::unique_ptr<Queue> new_queue(int device);
 std::shared_ptr<void> pinned_memory(int device, std::size_t bytes);
 

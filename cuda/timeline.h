@@ -1,5 +1,5 @@
-// Times of a stream for a trace: an event for each mark. The same spans are NVTX ranges for NVIDIA's profilers; they
-// cost nothing when no profiler is attached.
+// Times of a stream for a trace, with an event for each mark. The same spans are NVTX ranges for NVIDIA's profilers;
+// these cost nothing when no profiler is attached.
 #pragma once
 #include <cuda_runtime.h>
 
@@ -11,8 +11,8 @@ namespace tandem::cuda {
 
 std::unique_ptr<Follower> follow(cudaStream_t stream);
 
-// Times of marks from the milliseconds between one and the next, the first of them at `first`: a sum in double, since a
-// float that counts from the first would have no microseconds left after some seconds.
+// The times of marks, from the milliseconds between successive marks; the first mark is at `first`. They are summed in
+// double, since a float that counts from the first mark would not resolve microseconds after some seconds.
 std::vector<std::int64_t> times_of(std::int64_t first, const std::vector<float>& between);
 
 }  // namespace tandem::cuda

@@ -1,5 +1,5 @@
-// Narrow copies of weights. Parameters are f32, but products with bf16 pictures need bf16 weights. One kernel converts
-// the whole parameter vector when a segment is requested that was written since the last conversion: once a step.
+// Narrow copies of weights. Parameters are f32, but products with bf16 pictures need bf16 weights. When a segment is
+// requested that was written since the last conversion, one kernel converts the whole parameter vector: once per step.
 #pragma once
 #include <functional>
 #include <map>
@@ -16,12 +16,12 @@ class NarrowWeights {
   using Convert = std::function<void(const float* from, std::int64_t numel, Tensor& to)>;
   explicit NarrowWeights(Convert convert) : convert_(std::move(convert)) {}
 
-  // The elements of w, in `type`, valid until w is written to; null where w is no segment of a parameter vector, which
-  // alone has a name under which a copy could be kept.
+  // The elements of w, in `type`, valid until w is written to. Null if w is not a segment of a parameter vector, since
+  // only these have a name under which a copy can be kept.
   const void* of(const Tensor& w, DType type);
-  void forget(const WriteCount& owner);  // its vector is gone
-  // From now on every copy is stale. A recorded step must hold the conversion: it would otherwise replay with old
-  // weights.
+  void forget(const WriteCount& owner);  // its vector was destroyed
+  // From now on every copy is stale. A recorded step must contain the conversion, since it would otherwise replay with
+  // old weights.
   void convert_again();
 
  private:

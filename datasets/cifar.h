@@ -5,25 +5,26 @@
 
 namespace tandem {
 
-// From data_batch_1.bin … data_batch_5.bin and test_batch.bin in `folder`. The files carry no count, so each must have
-// the official 10 000 records: otherwise one that was cut between two records would pass. Smaller sets say how many
-// they have.
+// Reads data_batch_1.bin … data_batch_5.bin and test_batch.bin in `folder`. The files contain no count, so each must
+// have the official 10 000 records: otherwise a file truncated between two records would be accepted. For smaller sets
+// pass the number of records.
 Dataset cifar10(const std::filesystem::path& folder, std::int64_t pictures_per_file = 10000);
 
-// From train.bin and test.bin. A picture has two labels: one of 100 fine classes, and the one of 20 coarse classes
+// Reads train.bin and test.bin. A picture has two labels: one of 100 fine classes, and the one of 20 coarse classes
 // ("small_mammals") that the fine class belongs to.
 enum class CifarLabels { fine, coarse };
 Dataset cifar100(const std::filesystem::path& folder, CifarLabels labels = CifarLabels::fine,
                  std::int64_t training = 50000, std::int64_t testing = 10000);
 
-// The two layouts: before its 3072 pixels a record has labels, each below its bound; number `used` is read.
+// The layout of a record: before its 3072 pixels a record has labels, each below its bound; the label at index `used`
+// is the one that is read.
 struct CifarLayout {
   std::vector<int> bounds;  // {10}; {20, 100}
   std::size_t used = 0;
   static CifarLayout cifar10() { return {{10}, 0}; }
   static CifarLayout cifar100(CifarLabels l) { return {{20, 100}, l == CifarLabels::fine ? 1u : 0u}; }
 };
-// `count` records into u8 [count, 32, 32, 3] and i32 [count]; the file must end with them.
+// Reads `count` records into u8 [count, 32, 32, 3] and i32 [count]; the file must end after them.
 void read_cifar(ByteSource& file, const CifarLayout& layout, std::int64_t count, std::uint8_t* pixels,
                 std::int32_t* labels);
 

@@ -1,4 +1,4 @@
-// Labelled pictures in host memory, and where their files are found.
+// Labelled pictures in host memory, and functions that find their files.
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -13,11 +13,11 @@
 namespace tandem {
 
 struct Pictures {
-  std::string name;  // "cifar-10 train": begins every error about them
+  std::string name;  // "cifar-10 train": begins every error message about them
   Tensor images;     // u8 [N, H, W, C] in host memory
   Tensor labels;     // i32 [N], 0 … classes − 1, in host memory
   int classes = 0;
-  std::vector<std::string> class_names;  // classes of them, or none
+  std::vector<std::string> class_names;  // one per class, or none
   std::vector<float> mean, std;          // per channel, of the training pictures, with the bytes 0 … 255 as 0 … 1
 
   std::int64_t count() const { return images.defined() ? images.size(0) : 0; }
@@ -27,67 +27,70 @@ struct Pictures {
 };
 
 struct Dataset {
-  std::string name;  // "cifar-10", or the folder or file it came from
+  std::string name;  // "cifar-10", or the folder or file that it was read from
   Pictures train, test;
 
   int classes() const { return train.classes; }
   int channels() const { return int(train.channels()); }
   int side() const { return int(train.height()); }
 
-  // Your own pictures, in host memory: a tenth of them, drawn by `seed`, become the test pictures.
+  // The user's own pictures, in host memory: a tenth of them, drawn by `seed`, become the test pictures.
   static Dataset of(const Pictures& all, std::uint64_t seed = 0);
-  // u8, row-major [N, H, W, C] with 1 to 4 channels, and labels 0 … classes − 1; copied. Classes: the largest label +
-  // 1.
+  // u8, row-major [N, H, W, C] with 1 to 4 channels, and labels 0 … classes − 1; both are copied. The number of classes
+  // is the largest label + 1.
   static Dataset of(std::span<const std::uint8_t> images, const Shape& shape, std::span<const std::int32_t> labels,
                     const std::string& name = "pictures");
 };
 
-// How pictures that are files of their own are read (folder.h).
+// How pictures in separate files are read (folder.h).
 struct FolderOptions {
-  int size = 0;              // side of the square they are brought to; 0: they are squares of one size already
-  bool skip_broken = false;  // leaves out what cannot be decoded, with a count on stderr, instead of refusing it
+  int size = 0;              // side of the square they are resized to; 0: they are squares of one size already
+  bool skip_broken = false;  // skips files that cannot be decoded, with a count on stderr, instead of throwing
 };
 
-// A set by its name: mnist, fashion-mnist, cifar-10, cifar-100, cifar-100-coarse (looked for by find_data; "cifar10"
-// will do as well), or one of pictures made on the spot, "synthetic-" + mnist, fashion-mnist or cifar-10. The directory
-// "synthetic" stands for those. Other names are paths: a folder of pictures (folder.h), or an .npy file (npy.h).
+// Loads a set by its name: mnist, fashion-mnist, cifar-10, cifar-100, cifar-100-coarse (find_data finds it; "cifar10"
+// is accepted too), or a set of generated pictures, "synthetic-" + mnist, fashion-mnist or cifar-10. The directory
+// "synthetic" selects generated pictures too. Other names are paths: a folder of pictures (folder.h), or an .npy file
+// (npy.h).
 Dataset load_dataset(const std::string& name, const std::filesystem::path& directory = {},
                      const FolderOptions& folder = {});
 std::string dataset_names();  // "mnist fashion-mnist …"
 
-// What a program must know to show a trained model further pictures: classes (names, one a line), mean and std per
-// channel with bytes as 0 … 1, channels, side, pictures (their name). Saved beside the weights; examples/predict.cpp
+// The data that a program needs to give a trained model further pictures: classes (names, one per line), mean and std
+// per channel with bytes as 0 … 1, channels, side, pictures (their name). Saved with the weights; examples/predict.cpp
 // reads it.
 std::map<std::string, std::string> description(const Pictures& pictures);
 
-// The folder that holds the files of mnist, fashion-mnist, cifar-10 or cifar-100: looked for in `directory` (the option
-// --data) where one is given, and nowhere else; otherwise in $TANDEM_DATA, then in data/; each time in the set's own
-// folder and in the place itself. Without a `directory`, where nothing is found, Fashion-MNIST's first pictures
-// (fashion-mnist-small/) stand in for all, which stderr says. Throws when there is nothing, naming all places and the
-// command that downloads it.
+// The folder with the files of mnist, fashion-mnist, cifar-10 or cifar-100. If `directory` (the option --data) is
+// given, the search is only there; otherwise in $TANDEM_DATA, then in data/. Each is searched in the set's own
+// subfolder and in the folder itself. Without a `directory`, if nothing is found, Fashion-MNIST's first pictures
+// (fashion-mnist-small/) replace the whole set, with a message on stderr. Throws when nothing is found; the message
+// names all searched folders and the command that downloads the set.
 std::filesystem::path find_data(const std::string& name, const std::filesystem::path& directory = {});
 
-// The command that lays the files of a set where they were found: "datasets/get-data.sh fashion-mnist data".
+// The command that downloads the files of a set to where they were found: "datasets/get-data.sh fashion-mnist data".
 std::string download_command(const std::string& name, const std::filesystem::path& folder);
 
-// Your own pictures: u8, row-major [N, H, W, C] with 1 to 4 channels; copied. Mean and standard deviation are measured.
+// The user's own pictures: u8, row-major [N, H, W, C] with 1 to 4 channels; they are copied. Mean and standard
+// std are measured.
 Pictures in_memory(std::string name, std::span<const std::uint8_t> images, const Shape& shape,
                    std::span<const std::int32_t> labels, int classes);
 
-// Holds back `held_back` pictures (0: none), for validation: {the rest, those}, copied, each in its old order. The
-// choice depends on the seed only (and on the number of pictures), so two runs validate on the same pictures.
+// Holds back `held_back` pictures (0: none), for validation: returns {the rest, the held-back}, copied, each in the
+// original order. The choice depends only on the seed and the number of pictures, so two runs validate on the same
+// pictures.
 std::vector<char> draw_held_back(std::int64_t count, std::int64_t held_back, std::uint64_t seed);  // 1: held back
 std::pair<Pictures, Pictures> split(const Pictures& pictures, std::int64_t held_back, std::uint64_t seed);
 
-// Throws when shapes, types, label range, mean or standard deviation do not fit together. The loader calls it.
+// Throws when shapes, types, label range, mean or standard deviation are not consistent. The loader calls it.
 void check(const Pictures& pictures);
 
 // Mean and standard deviation of every channel, from exact sums over all pictures.
 void measure(Pictures& pictures);
 void measure(Dataset& data);  // of the training pictures, for both parts
 
-// An uninitialised tensor in host memory that keeps alive what it needs, so that a set of pictures belongs to
-// no backend.
+// An uninitialised tensor in host memory that keeps the objects it needs alive, so that a set of pictures belongs to no
+// backend.
 Tensor host_tensor(const Shape& shape, DType dtype);
 
 }  // namespace tandem

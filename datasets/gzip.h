@@ -4,7 +4,7 @@
 
 namespace tandem {
 
-// The decompressed bytes of `compressed`, whose name and mend go into errors.
+// The decompressed bytes of `compressed`, whose name and mend are used in error messages.
 std::unique_ptr<ByteSource> gunzip(std::unique_ptr<ByteSource> compressed);
 
 }  // namespace tandem

@@ -8,17 +8,17 @@ namespace tandem {
 struct Image {
   std::int64_t height = 0, width = 0, channels = 0;
   std::vector<std::uint8_t> pixels;  // row-major [height, width, channels]
-  bool grey = false;                 // the file has one channel, whatever was asked for
+  bool grey = false;                 // the file has one channel, regardless of the requested number
 };
 
-// Decodes a file. `channels` is 1 (luminance) or 3 (RGB); transparency is dropped. Detectable damage is refused:
-// a file that ends too early, sizes that cannot be in so few bytes, a PNG whose checksums do not fit. A JPEG
-// has no checksums: a wrong bit in its pixels gives other pixels. Bytes after the end are allowed. A picture that the
-// free memory cannot hold is refused by its header. Used by any number of threads.
+// Decodes a file. `channels` is 1 (luminance) or 3 (RGB); transparency is dropped. Throws for detectable damage: a file
+// that ends too early, dimensions that need more bytes than the file has, a PNG with wrong checksums. A JPEG has no
+// checksums: a wrong bit in its pixels gives other pixels. Bytes after the end are allowed. A picture that does not fit
+// into the free memory is refused after its header is read. May be called by any number of threads.
 Image decode_image(ByteSource& file, int channels);
 
-// The largest centred square, brought to `side` × `side` pixels: bilinear, and where it shrinks averaging over all
-// pixels that fall into one. `to` has room for side · side · channels bytes.
+// Resizes the largest centred square to `side` × `side` pixels: bilinear, and when the square shrinks, with the average
+// over all pixels that fall into one. `to` has room for side · side · channels bytes.
 void fit_square(const Image& image, int side, std::uint8_t* to);
 
 }  // namespace tandem

@@ -1,10 +1,10 @@
-// The loader: shuffles, cuts the epoch into batches, shares them among ranks, augments, normalises, and works ahead.
+// The loader: shuffles, divides the epoch into batches, shares them among ranks, augments, normalises, and prefetches.
 //
 // Random numbers are functions of counters. The shuffle depends on (seed, epoch), the crop and the flip of a picture on
-// (seed, epoch, picture), and neither on ranks, threads, prefetching or resumption. Any batch can be made again, bit
-// for bit. Mixup (Zhang et al. 2018) mixes pictures 2i and 2i + 1 of a batch, which are independent after the shuffle,
-// with a proportion drawn from (seed, epoch, batch). All ranks draw the same proportion. Ranks with shares of even size
-// mix the same pairs as one rank would; the last picture of an odd share is not mixed.
+// (seed, epoch, picture). Neither depends on ranks, threads, prefetching or resumption. Any batch can be made again,
+// bit for bit. Mixup (Zhang et al. 2018) mixes pictures 2i and 2i + 1 of a batch, which are independent after the
+// shuffle, with a proportion drawn from (seed, epoch, batch). All ranks draw the same proportion. Ranks with shares of
+// even size mix the same pairs as one rank would; the last picture of an odd share is not mixed.
 #pragma once
 #include <algorithm>
 #include <condition_variable>
@@ -24,37 +24,39 @@
 namespace tandem {
 
 struct Augment {
-  int pad_crop = 0;   // surround with this many black pixels, then cut the old size out of it at random
+  int pad_crop = 0;   // pad with this many black pixels on each side, then crop to the old size at random
   bool flip = false;  // mirror left and right, with probability one half
   int cutout = 0;     // side of a square around a random pixel that is set to the mean (DeVries and Taylor 2017)
-  // With pad_crop: surround with the picture's own reflection, which leaves out its edge, not with black
+  // With pad_crop: pad with the picture's reflection, without its edge pixel, instead of black
   bool reflect = false;
-  bool alternate = false;  // with flip: mirrored in every other epoch instead, which half of them first is drawn once
+  // With flip: a picture is mirrored in every other epoch instead; one draw per picture decides whether in the first
+  bool alternate = false;
 
-  // The usual recipe for pictures of this side: 4 pixels up to 32 × 32, an eighth of the side above, and flips.
+  // The usual settings for pictures of this side: pad_crop of 4 pixels up to 32 × 32, an eighth of the side above;
+  // flip.
   static Augment usual(int side) { return {.pad_crop = std::min(std::max(4, side / 8), side - 1), .flip = true}; }
 };
 
 struct LoaderOptions {
   std::int64_t batch = 128;         // pictures in a batch, of which each rank has its share
-  std::int64_t batch_per_rank = 0;  // above 0, instead of batch: so many for each rank
+  std::int64_t batch_per_rank = 0;  // above 0: pictures for each rank, instead of batch
   DType dtype = DType::f32;         // or bf16
   bool shuffle = true;
   Augment augment = {};
-  double mixup = 0;        // α of Beta(α, α), at most 4; 0: pictures stay as they are
+  double mixup = 0;        // α of Beta(α, α), at most 4; 0: pictures are not mixed
   bool drop_last = false;  // leave out the pictures that do not fill a last batch
   std::uint64_t seed = 0;
   int rank = 0, world = 1;
-  int prefetch = 2;  // batches a thread makes ahead; 0: made by next(), on the backend's threads
+  int prefetch = 2;  // batches that a thread makes in advance; 0: next() makes them, on the backend's threads
   std::function<void(Batch&)> transform = {};  // changes each batch once it is made, in the thread that made it
 };
 
-// How an epoch of n pictures is divided into batches. Each batch has `batch` pictures, the last one the remaining ones.
+// How an epoch of n pictures is divided into batches. Each batch has `batch` pictures, the last one the rest.
 // Each rank takes a contiguous share of a batch; shares differ by at most one picture. No share is empty: a last batch
 // with fewer pictures than ranks takes some from the batch before it, or is left out when that one is too small.
 struct Cut {
   Cut(std::int64_t pictures, std::int64_t batch, int world, bool drop_last);
-  std::int64_t batches = 0;                  // 0: fewer pictures than ranks, or, with drop_last, than a batch
+  std::int64_t batches = 0;                  // 0: fewer pictures than ranks, or with drop_last, than a batch
   std::int64_t begin(std::int64_t k) const;  // position in the shuffled epoch where batch k begins; k ≤ batches
   std::pair<std::int64_t, std::int64_t> share(std::int64_t k, int rank) const;  // positions [first, second)
 
@@ -66,8 +68,8 @@ struct Cut {
 // The order of n pictures in an epoch: the same for every rank.
 std::vector<std::int32_t> shuffled(std::int64_t n, std::uint64_t seed, std::int64_t epoch);
 
-// Where a picture is cut out of its padded self: output (y, x) shows input (y + dy, x' + dx), where x' is x or, when it
-// is mirrored, w − 1 − x.
+// The crop of a padded picture: output (y, x) is input (y + dy, x' + dx), where x' is x or, if the picture is mirrored,
+// w − 1 − x.
 struct Crop {
   std::int32_t dy, dx;
   bool flip;
@@ -80,12 +82,12 @@ TANDEM_HD inline Crop draw_crop(const Augment& a, std::uint64_t seed, std::uint3
           a.flip && (r.w[2] >> 31)};
 }
 
-// The index in [0, n) that index i refers to when a picture is extended by its reflection; −n < i < 2n − 1.
+// The index in [0, n) that index i refers to in a picture extended by its reflection; −n < i < 2n − 1.
 TANDEM_HD inline std::int64_t reflected(std::int64_t i, std::int64_t n) {
   return i < 0 ? -i : i < n ? i : 2 * (n - 1) - i;
 }
 
-// The square that cutout blanks: rows [top, bottom) and columns [left, right), cut off where it leaves the picture.
+// The square that cutout blanks: rows [top, bottom) and columns [left, right), limited to the picture.
 struct Square {
   std::int64_t top = 0, bottom = 0, left = 0, right = 0;
 };
@@ -97,47 +99,47 @@ TANDEM_HD inline Square draw_cutout(const Augment& a, std::uint64_t seed, std::u
   return {top > 0 ? top : 0, bottom < height ? bottom : height, left > 0 ? left : 0, right < width ? right : width};
 }
 
-// The proportion in which batch `batch` of an epoch is mixed: the larger of λ and 1 − λ, λ from Beta(alpha, alpha).
-// Mixing both pictures of a pair, λ and 1 − λ give the same two results.
+// The proportion for mixup in batch `batch` of an epoch: the larger of λ and 1 − λ, λ from Beta(alpha, alpha). Since
+// both pictures of a pair are mixed, λ and 1 − λ give the same two results.
 double draw_share(double alpha, std::uint64_t seed, std::uint32_t epoch, std::uint32_t batch);
 
-// Making one batch (loader.kernel.cpp). Pointers are of the backend's memory.
+// The data for making one batch (loader.kernel.cpp). Pointers are to the backend's memory.
 struct BatchWork {
   const std::uint8_t* pictures = nullptr;
-  const std::int32_t *labels = nullptr, *order = nullptr;  // of the whole set; the pictures that make up the batch
+  const std::int32_t *labels = nullptr, *order = nullptr;  // of the whole set; indices of the batch's pictures
   std::int64_t height = 0, width = 0, channels = 0;
   Augment augment;
   std::uint64_t seed = 0;
   std::uint32_t epoch = 0;
   float mean[4] = {}, inverse[4] = {};  // y = (byte − mean) · inverse
 };
-// By host threads, a picture at a time; or, with threads = 0, by launch(), a pixel at a time, as a device does it.
-// Both give the same bits.
+// Makes the batch with host threads, a picture at a time, or, if threads = 0, with launch(), a pixel at a time, as on a
+// device. Both give the same bits.
 void make_batch(Backend& backend, const BatchWork& work, Batch& batch, int threads);
-// Mixes pairs of pictures in place, batch.share of one with the rest of the other, and sets batch.other_labels.
+// Mixes pairs of pictures in place, with weights batch.share and 1 − batch.share, and sets batch.other_labels.
 void mix_pairs(Backend& backend, Batch& batch);
 
 // For use by one thread. On a backend with on_device() the pictures are copied to the device once, and next() queues
-// one kernel that makes the batch there. That does not wait, so `prefetch` is ignored.
+// one kernel that makes the batch there. next() then does not wait, so `prefetch` is ignored.
 class Loader final : public BatchSource {
  public:
-  // Throws when the pictures do not fit together, or when the options make no batch at all.
+  // Throws when the pictures are not consistent, or when the options give no batch.
   Loader(const Pictures& pictures, LoaderOptions options, Backend& backend);
   ~Loader() override;
   Loader(const Loader&) = delete;
   Loader& operator=(const Loader&) = delete;
 
-  // Begins an epoch, at batch `first` of it when resuming; ends the one that was under way.
+  // Begins an epoch, at its batch `first` when resuming. Ends the current epoch.
   void start(std::int64_t epoch, std::int64_t first = 0) override;
-  // The next batch, or false at the end of the epoch. The batch is valid until the next call of next() or start(): its
-  // memory is then filled anew (clone() what must stay). Rethrows what went wrong in the thread.
+  // The next batch, or false at the end of the epoch. The batch is valid until the next call of next() or start(),
+  // which overwrites its memory (clone() tensors that must stay). Rethrows an exception of the prefetch thread.
   bool next(Batch& batch) override;
   void rest() override;
-  // Batch `index` of any epoch once more, in memory of its own. May be called while an epoch is under way; the last
-  // epoch's order is kept, so that the batches of one in turn cost one shuffle.
+  // Makes batch `index` of any epoch again, in separate memory. May be called during an epoch. The order of the last
+  // epoch is kept, so that making successive batches of one epoch costs one shuffle.
   Batch make(std::int64_t epoch, std::int64_t index) override;
-  void make_ahead(std::int64_t epoch, std::int64_t index) override;  // in a thread of its own, unless prefetch is 0
-  // This rank's part from the next start() on. Throws when the pictures make no batch for so many ranks.
+  void make_ahead(std::int64_t epoch, std::int64_t index) override;  // in a separate thread, unless prefetch is 0
+  // Sets this rank's part from the next start() on. Throws when the pictures give no batch for this number of ranks.
   void share(int rank, int world) override;
 
   bool grows_with_ranks() const override { return options_.batch_per_rank > 0; }
@@ -161,16 +163,16 @@ class Loader final : public BatchSource {
   LoaderOptions options_;
   Backend& backend_;
   Cut cut_;
-  std::int64_t most_ = 0;   // pictures of a batch that a share of this rank may have
-  Tensor images_, labels_;  // where make_batch reads them: pictures_' own, or copies on the device
+  std::int64_t most_ = 0;   // largest number of pictures in this rank's share of a batch
+  Tensor images_, labels_;  // that make_batch reads: those of pictures_, or copies on the device
   Tensor device_order_;     // i32 [N], on a device only
   std::vector<std::int32_t> order_;
   const std::int32_t* order_pointer_ = nullptr;
   std::int64_t epoch_ = -1;
-  std::vector<std::int32_t> made_order_;  // of the epoch that make() was last asked for
+  std::vector<std::int32_t> made_order_;  // of the epoch of the last make()
   std::int64_t made_epoch_ = -1;
-  bool made_one_ = false;             // by make()
-  std::vector<Batch> memory_, ring_;  // batch k is made in memory_[k % size]; ring_ has what was made
+  bool made_one_ = false;             // make() was called
+  std::vector<Batch> memory_, ring_;  // batch k is made in memory_[k % size]; ring_ has the finished batches
 
   // Batches [released_, given_) belong to the caller, [given_, made_) are ready. While a thread runs, the mutex guards
   // these numbers, stop_ and error_.
@@ -180,7 +182,7 @@ class Loader final : public BatchSource {
   std::mutex mutex_;
   std::condition_variable moved_;
   std::thread thread_;
-  std::future<Batch> ahead_;  // last: it is waited for first
+  std::future<Batch> ahead_;  // the last member: the destructor waits for it first
 };
 
 }  // namespace tandem

@@ -5,7 +5,7 @@
 
 namespace tandem {
 
-// From the four official files in `folder`, compressed or gunzipped (a plain file is preferred to its .gz).
+// Reads the four official files in `folder`, compressed or gunzipped (a plain file is preferred to its .gz).
 Dataset mnist(const std::filesystem::path& folder);
 Dataset fashion_mnist(const std::filesystem::path& folder);
 

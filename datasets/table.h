@@ -1,4 +1,4 @@
-// Tables: rows of numbers with features and targets, from NumPy's .npy files or memory, and the batches of them.
+// Tables: rows of numbers with features and targets, from NumPy's .npy files or memory, and their batches.
 #pragma once
 #include <filesystem>
 #include <string>
@@ -10,34 +10,34 @@
 namespace tandem {
 
 struct Table {
-  std::string name;                  // begins every error about the table
+  std::string name;                  // begins every error message about the table
   Tensor features{};                 // f32 [N, columns] in host memory
   Tensor targets{};                  // f32 [N, k], or classes i32 [N]; in host memory
   std::vector<float> mean{}, std{};  // of each feature, set by standardise()
 
   std::int64_t rows() const { return features.size(0); }
-  std::int64_t outputs() const;  // that a model of it has: k, or the number of classes
+  std::int64_t outputs() const;  // number of outputs of a model for this table: k, or the number of classes
 };
 
-// Two arrays: features [N, columns], and targets [N] or [N, k]; whole numbers [N] are classes. u8, f32 or whole
-// numbers.
+// Reads two arrays: features [N, columns], and targets [N] or [N, k]; integer targets [N] are classes. The types are
+// u8, f32 or integers.
 Table read_table(const std::filesystem::path& features, const std::filesystem::path& targets);
 
 // {the rest, `held_back` rows}, copied, each in its old order. The choice depends on the seed and the number of rows.
 std::pair<Table, Table> split(const Table& table, std::int64_t held_back, std::uint64_t seed = 0);
-// Brings every feature of `table` to mean 0 and standard deviation 1, and the other tables by the same numbers: call it
-// with the training rows first. A constant feature becomes 0.
+// Transforms every feature of `table` to mean 0 and standard deviation 1, and the other tables with the same numbers.
+// Pass the training rows as `table`. A constant feature becomes 0.
 void standardise(Table& table, const std::vector<Table*>& others = {});
 
 struct TableOptions {
   std::int64_t batch = 128;         // rows in a batch, of which each rank has its share
-  std::int64_t batch_per_rank = 0;  // above 0, instead of batch: so many for each rank
+  std::int64_t batch_per_rank = 0;  // above 0: rows for each rank, instead of batch
   bool shuffle = true;
   std::uint64_t seed = 0;
 };
 
-// Batches of a table, in the order and shares that Loader (loader.h) has them. Batch::images is [b, columns],
-// Batch::labels the targets.
+// Batches of a table, with the same order and shares as Loader (loader.h). Batch::images is [b, columns], Batch::labels
+// are the targets.
 class TableLoader final : public BatchSource {
  public:
   TableLoader(const Table& table, const TableOptions& options, Backend& backend);

@@ -1,4 +1,4 @@
-// The usual modules. Each applies the operation of the same name. Parameters have the names that PyTorch gives them.
+// The usual modules. Each applies the operation of the same name. Parameters have the same names as in PyTorch.
 #pragma once
 #include "layers/module.h"
 
@@ -10,8 +10,8 @@ class Linear : public Module {
   Linear(std::int64_t in, std::int64_t out, bool bias = true, bool relu = false);
   Variable forward(const Variable& x) override;
 
-  // Gives this rank a slice of the outputs: of the rows of w and b. Called before the flat parameters are built. While
-  // w is a slice, `operation` computes the layer; b may be empty.
+  // Gives this rank a slice of the outputs, which are the rows of w and b. Call it before the flat parameters are
+  // built. While w is a slice, `operation` computes the layer; b may be empty.
   using Operation = std::function<Variable(const Variable& x, const Variable& w, const Variable& b, bool training)>;
   void cut(Slice slice, Operation operation);
   std::int64_t outputs() const { return weight_->shape[0]; }  // of all slices
@@ -38,7 +38,7 @@ class Conv2d : public Module {
   Parameter *weight_, *bias_ = nullptr;
 };
 
-// Over all axes but the last. forward(x, residual) adds before the ReLU.
+// Batch normalisation over all axes but the last. forward(x, residual) adds the residual before the ReLU.
 class BatchNorm2d : public Module {
  public:
   explicit BatchNorm2d(std::int64_t channels, bool relu = false, double epsilon = 1e-5, double momentum = 0.1);
@@ -60,7 +60,7 @@ class BatchNorm2d : public Module {
   Operation in_training_;
 };
 
-// Over groups of neighbouring channels within each picture: x [N, …, channels].
+// Normalisation over groups of neighbouring channels within each picture: x [N, …, channels].
 class GroupNorm : public Module {
  public:
   GroupNorm(int groups, std::int64_t channels, double epsilon = 1e-5);
@@ -72,7 +72,7 @@ class GroupNorm : public Module {
   Parameter *weight_, *bias_;
 };
 
-// Over the last axes of x, those in `shape`: LayerNorm({64}).
+// Normalisation over the last axes of x, which have the sizes `shape`: LayerNorm({64}).
 class LayerNorm : public Module {
  public:
   explicit LayerNorm(const Shape& shape, double epsilon = 1e-5);
@@ -129,8 +129,8 @@ class Embedding : public Module {
   Parameter* weight_;
 };
 
-// [N, H, W, C] → [N, H·W·C]. Remembers the shape: weights from frameworks that flatten (c, h, w) need it to be
-// permuted.
+// [N, H, W, C] → [N, H·W·C]. Stores the shape, which is needed to permute weights from frameworks that flatten
+// (c, h, w).
 class Flatten : public Module {
  public:
   Variable forward(const Variable& x) override {

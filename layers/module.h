@@ -14,15 +14,15 @@
 
 namespace tandem {
 
-// Slice `index` of `count` of a parameter whose rows (its first axis) are cut over ranks; count 1: the whole parameter.
-// The first rows % count slices have one row more than the others.
+// Slice `index` of `count` of a parameter whose rows (its first axis) are divided among ranks; count 1: the whole
+// parameter. The first rows % count slices have one row more than the others.
 struct Slice {
   int index = 0, count = 1;
   std::int64_t begin(std::int64_t rows) const {
     return rows / count * index + std::min<std::int64_t>(index, rows % count);
   }
-  Shape of(const Shape& whole) const;              // throws Error where a slice would have no row
-  std::int64_t offset(const Shape& whole) const {  // elements of the whole that come before it
+  Shape of(const Shape& whole) const;              // throws Error if a slice would have no row
+  std::int64_t offset(const Shape& whole) const {  // elements of the whole parameter before the slice
     return count == 1 ? 0 : begin(whole[0]) * (whole.numel() / whole[0]);
   }
   bool operator==(const Slice&) const = default;
@@ -30,13 +30,13 @@ struct Slice {
 
 struct Parameter {
   std::string name;  // within its module; FlatParameters prefixes the path
-  Shape shape;       // of the whole parameter, also where this rank has a slice of it
+  Shape shape;       // of the whole parameter, also if this rank has a slice of it
   Slice slice = {};  // set before the flat parameters are built
   Initial initial;
   bool decay = true;  // false: no weight decay (batch norm parameters, biases)
   double learning_rate_scale = 1;
   bool frozen = false;  // read when the flat parameters are built: no gradient, no update
-  Variable variable;    // empty until the flat parameters are built; a constant where frozen
+  Variable variable;    // empty until the flat parameters are built; a constant if frozen
   operator const Variable&() const;
 };
 
@@ -96,11 +96,12 @@ class Module {
   using ForwardHook = std::function<void(Module&, const Variable& output)>;
   ForwardHook on_forward(ForwardHook hook) { return std::exchange(forward_hook_, std::move(hook)); }
 
-  // Within a memory plan: what the module saves for backward, between its input and its output, is computed again there
-  // (convolution, batch norm, pooling, dropout, element-wise operations). fit() makes a plan where a module is marked.
+  // Under a memory plan: tensors between the module's input and output that it saves for backward are recomputed in
+  // backward (convolution, batch norm, pooling, dropout, element-wise operations). If a module is marked, fit() makes a
+  // plan.
   bool recompute = false;
 
-  void train(bool on = true);  // this module and all below
+  void train(bool on = true);  // for this module and all modules below it
   void eval() { train(false); }
   bool training() const { return training_; }
   const std::string& path() const { return path_; }  // "layer1.0.conv1"; set when the flat parameters are built
@@ -110,8 +111,8 @@ class Module {
   void name_tree(const std::string& path = "");
   std::vector<std::pair<std::string, Parameter*>> parameters();
   std::vector<std::pair<std::string, ModuleBuffer*>> buffers();
-  // The one with this full name: model.parameter("conv1.weight").variable. Throws Error that lists the names when there
-  // is none.
+  // The parameter or buffer with this full name: model.parameter("conv1.weight").variable. Throws Error that lists the
+  // names when there is none.
   Parameter& parameter(const std::string& name);
   ModuleBuffer& buffer(const std::string& name);
   const std::vector<std::pair<std::string, Model>>& children() const { return children_; }
@@ -119,9 +120,9 @@ class Module {
  protected:
   enum Draws { draws_random_numbers };
   explicit Module(Draws) : stream_(by_call) {}
-  std::uint32_t stream() const { return *stream_; }  // its number among those that draw; by_call in no tree yet
+  std::uint32_t stream() const { return *stream_; }  // number among the modules that draw; by_call before naming
 
-  // How every operator() ends.
+  // The last call of every operator().
   Variable seen(Variable y) {
     if (forward_hook_) forward_hook_(*this, y);
     return y;
@@ -139,7 +140,7 @@ class Module {
     children_.emplace_back(std::move(name), std::move(module));
     return m;
   }
-  // A module within this one whose parts are named as if they were this one's.
+  // Adds an inner module whose parts are named as if they were parts of this module.
   Module& wrap(Model module) {
     Module& m = *module;
     children_.emplace_back("", std::move(module));
@@ -150,10 +151,10 @@ class Module {
   // Throws Error when a child, parameter or buffer has this name already: checkpoints identify them by name.
   void check_name(const std::string& name) const;
   void number(std::uint32_t& next);
-  // Calls visit for this module and all below, with the path of each.
+  // Calls visit for this module and all modules below it, with the path of each.
   void walk(const std::string& path, const std::function<void(const std::string& path, Module&)>& visit);
 
-  std::optional<std::uint32_t> stream_;  // of those that draw random numbers
+  std::optional<std::uint32_t> stream_;  // set for modules that draw random numbers
   std::string path_;
   ForwardHook forward_hook_;
   bool training_ = true;

@@ -10,12 +10,12 @@ namespace tandem {
 struct ModuleSummary {
   std::string path, type;  // "layer1.0.conv1", "Conv2d"; the model itself has an empty path
   Shape output;
-  std::int64_t parameters = 0;  // its own, not those of modules inside
+  std::int64_t parameters = 0;  // its own, without those of inner modules
   double macs = 0;              // multiply-adds of its products and convolutions, per picture
-  std::size_t saved_bytes = 0;  // what its operations keep for backward; what others keep already is not counted again
+  std::size_t saved_bytes = 0;  // that its operations save for backward; a storage is counted once over all modules
 };
 
-// What training keeps in memory beside parameters and gradients: an optimizer's vectors, a moving average.
+// The memory that training needs besides parameters and gradients: an optimizer's vectors, a moving average.
 struct TrainingState {
   std::string name = "sgd";
   std::size_t bytes = 0;
@@ -32,14 +32,13 @@ struct ModelSummary {
   // kernels.
   std::size_t backward_peak_bytes = 0;
   TrainingState state;  // of SGD with momentum, unless it is set
-  // Parameters, gradients and the state of training beside that peak.
+  // Parameters, gradients, the state of training and that peak.
   std::size_t training_bytes() const { return 2 * parameter_bytes + buffer_bytes + state.bytes + backward_peak_bytes; }
   std::string text() const;  // a table, and the sums in words
 };
 
-// Runs the model on zeros of this shape ([N, H, W, C]; N at least 2 where there is batch norm) in training mode. A
-// model without memory gets some on the CPU for as long as it takes. Nothing of the model is different afterwards:
-// statistics are put back.
+// Runs the model on zeros of this shape ([N, H, W, C]; N at least 2 with batch norm) in training mode. A model without
+// memory gets memory on the CPU during the call. Afterwards the model is unchanged: statistics are restored.
 ModelSummary summary(Module& model, const Shape& input, DType dtype = DType::f32);
 
 }  // namespace tandem

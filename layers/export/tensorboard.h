@@ -1,5 +1,5 @@
-// TensorBoard's event files: scalars and histograms over the steps of a run, looked at with `tensorboard --logdir DIR`.
-// Where there is no protobuf library (tensorboard_none.cpp) opening one refuses.
+// TensorBoard's event files: scalars and histograms over the steps of a run. `tensorboard --logdir DIR` shows them.
+// Without a protobuf library (tensorboard_none.cpp) opening a file throws.
 #pragma once
 #include <cstdio>
 #include <string>
@@ -10,8 +10,8 @@
 
 namespace tandem {
 
-// One run's file, events.out.tfevents.… in its folder. Every event is flushed as it is written, so a killed run can be
-// read.
+// The file of one run, events.out.tfevents.… in its folder. Every event is flushed when it is written, so the file of a
+// killed run can be read.
 class EventFile {
  public:
   explicit EventFile(const std::string& folder);  // makes the folder; throws UsageError when it cannot
@@ -21,8 +21,8 @@ class EventFile {
 
   // Several values at one step. Throws Error when the disk is full.
   void scalars(std::int64_t step, const std::vector<std::pair<std::string, double>>& values);
-  // The distribution of a tensor's elements. Those that are not finite are left out; nothing is written if none is
-  // left.
+  // Writes the distribution of a tensor's elements, without those that are not finite. Nothing is written if no element
+  // is finite.
   void histogram(std::int64_t step, const std::string& tag, const Tensor& values);
   const std::string& path() const { return path_; }
 
@@ -32,8 +32,8 @@ class EventFile {
   std::FILE* file_ = nullptr;
 };
 
-// While it lives, every module's output is written as a histogram, "activations/layer1.0.conv1", when it runs. It uses
-// the hook of each module (Module::on_forward) and puts back what was there.
+// While an object of this class exists, every module's output is written as a histogram, "activations/layer1.0.conv1",
+// when the module runs. It sets the hook of each module (Module::on_forward) and restores the previous hook.
 class WatchActivations {
  public:
   WatchActivations(Module& model, EventFile& file, std::int64_t step);
@@ -44,7 +44,7 @@ class WatchActivations {
   std::vector<std::pair<Module*, Module::ForwardHook>> before_;
 };
 
-// "gradients/conv1.weight", of every parameter, after a backward pass.
+// Writes a histogram of every parameter's gradient, "gradients/conv1.weight". Call it after a backward pass.
 void write_gradients(const FlatParameters& flat, EventFile& file, std::int64_t step);
 
 }  // namespace tandem

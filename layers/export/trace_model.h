@@ -7,8 +7,8 @@
 
 namespace tandem {
 
-// Runs two pictures of zeros, [H, W, C] each, through the model, which gets its memory if it has none yet. output and
-// input, if given, are the tensors at both ends.
+// Runs two pictures of zeros, [H, W, C] each, through the model, which gets its memory if it has none yet. input and
+// output, if given, are set to the tensors at both ends.
 std::vector<Operation> operations_of(Module& model, Backend& backend, const Shape& picture, Tensor* input = nullptr,
                                      Tensor* output = nullptr);
 

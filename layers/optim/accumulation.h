@@ -1,5 +1,5 @@
-// Gradient accumulation: one update for several batches, for batches that do not fit into memory. The gradient of the
-// update is the mean over all their pictures, also when the last batch is smaller. Batch norm uses each batch
+// Gradient accumulation: one update for several batches, used when a large batch does not fit into memory. The gradient
+// of the update is the mean over all their pictures, also when the last batch is smaller. Batch norm uses each batch
 // separately.
 //
 //   for each batch:
@@ -14,7 +14,7 @@ namespace tandem {
 
 class Accumulation {
  public:
-  // `batches` to a step; an epoch of batches_per_epoch ends with a step in any case.
+  // A step has `batches` batches; an epoch of batches_per_epoch ends with a step in any case.
   Accumulation(FlatParameters& flat, Optimizer& optimizer, std::int64_t batches, std::int64_t batches_per_epoch)
       : flat_(flat), optimizer_(optimizer), batches_(batches), per_epoch_(batches_per_epoch) {
     require(batches >= 1, "a step of ", batches, " batches: it needs at least one");
@@ -24,10 +24,10 @@ class Accumulation {
   // Call before the forward pass. Sends the step's values to the device, since the step may be a replay. Zeroes the
   // gradients when a new step begins.
   void begin(const Batch& batch);
-  // loss: the mean over this batch. True when the step is due.
+  // loss: the mean over this batch. Returns true when the step is due.
   bool backward(const Variable& loss, const Batch& batch) { return backward(loss, loss, batch); }
-  bool backward(const Variable& loss, const Variable& scaled, const Batch& batch);  // by the scaled loss (loss scaling)
-  const Tensor& loss() const { return loss_; }  // of the step so far; not finite when one of its batches' was not
+  bool backward(const Variable& loss, const Variable& scaled, const Batch& batch);  // from the scaled loss
+  const Tensor& loss() const { return loss_; }  // of the step so far; not finite if the loss of one batch was not
 
  private:
   FlatParameters& flat_;

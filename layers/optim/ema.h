@@ -4,12 +4,12 @@
 
 namespace tandem {
 
-// After every step average = d·average + (1 − d)·weights, buffers included. d is `decay`, but at most (1 + t)/(10 + t)
+// After every step average = d·average + (1 − d)·weights, also for buffers. d is `decay`, but at most (1 + t)/(10 + t)
 // at step t, so that the initial weights lose their influence quickly.
 class Ema {
  public:
   Ema(FlatParameters& flat, double decay);  // begins as a copy of the weights
-  void update(const Optimizer& optimizer);  // after its step; does nothing when that was not applied
+  void update(const Optimizer& optimizer);  // call after a step; does nothing if the step was not applied
 
   // Swaps weights and averages, exactly. A second call restores both.
   void swap();
@@ -24,7 +24,7 @@ class Ema {
     Ema& ema_;
   };
 
-  Tensor values, buffers;  // laid out as the flat parameters
+  Tensor values, buffers;  // with the layout of the flat parameters
 
  private:
   FlatParameters& flat_;

@@ -8,9 +8,9 @@
 //
 // A step has three parts: measure(range) computes partial sums (the squared norm of the gradient), which a strategy may
 // combine over ranks; check_gradients() decides on the device whether all values are finite and by how much the
-// gradient is clipped; apply(range) updates. The values that change from step to step are read from StepState in device
-// memory, so that a recorded step can be replayed. A gradient that is not finite sets a flag there: this step and the
-// following ones are not applied until the host has read the flag.
+// gradient is clipped; apply(range) updates the parameters. The values that change from step to step are read from
+// StepState in device memory, so that a recorded step can be replayed. A gradient that is not finite sets a flag there:
+// this step and the following steps are not applied until the host has read the flag.
 #pragma once
 #include <optional>
 #include <string>
@@ -34,8 +34,8 @@ enum class StepResult {
 enum class IfNotFinite {
   fail,  // throws NotFinite; the parameters keep their values, and the next step is a normal one
   skip,  // returns not_finite; the next step is a normal one
-  wait   // returns queued, for any step, without waiting for the device: the caller looks at read_state() from time to
-         // time. For steps that are recorded (layers/train/step_graph.h), and for fit()
+  wait   // returns queued, for any step, without waiting for the device: the caller calls read_state() from time to
+         // time. For recorded steps (layers/train/step_graph.h), and for fit()
 };
 
 class Optimizer {
@@ -46,52 +46,53 @@ class Optimizer {
     learning_rate(rate);
   }
   virtual ~Optimizer() = default;
-  virtual std::string name() const = 0;  // as --optimizer has it: "sgd"
+  virtual std::string name() const = 0;  // as in --optimizer: "sgd"
 
-  // Allocates its state beside the parameters. Call once, after the flat parameters are built. seed is for StepState's
-  // random numbers.
+  // Allocates the optimizer's state on the parameters' backend. Call it once, after the flat parameters are built. seed
+  // is for StepState's random numbers.
   void bind(FlatParameters& flat, std::uint64_t seed = 0);
   FlatParameters& flat() const { return check_bound(), *flat_; }
 
   double learning_rate() const { return learning_rate_; }
   void learning_rate(double rate);  // from the next step on
   void epoch(std::uint32_t epoch);  // of the random numbers, from the next forward pass on
-  // The gradients are a sum, of which the mean is this many times smaller (gradient accumulation); from the next step
-  // on.
+  // The gradients are a sum; divided by `samples` they are the mean (gradient accumulation). Takes effect at the next
+  // step.
   void gradients_are_sums_of(double samples);
-  // The gradients are this rank's share of a mean over the pictures of all ranks, but the rank updates with them alone.
-  // Multiplied by this number they are the mean over its own pictures. Takes effect at the next step; bind() sets it to
-  // 1.
+  // The gradients are this rank's share of a mean over the pictures of all ranks, but the rank updates with its share
+  // only. Multiplied by this number they are the mean over its own pictures. Takes effect at the next step; bind() sets
+  // the number to 1.
   void gradients_are_shares_of(int ranks);
   std::optional<LossScaling> loss_scaling;      // for f16; set before bind()
-  Variable scaled(const Variable& loss) const;  // what to call backward() on: the loss, times the scale
+  Variable scaled(const Variable& loss) const;  // the loss times the loss scale: call backward() on this
   double clip_norm = 0;                         // gradients with a larger norm are scaled down to it; 0: never
   IfNotFinite if_not_finite = IfNotFinite::fail;
 
   // The whole update on one machine, after backward(). `loss`, if given, must be finite too.
   StepResult step(const Tensor* loss = nullptr);
 
-  // Its parts, for strategies and recorded steps.
-  void sync_hyperparameters();  // sends what was set since to the device. check_gradients() does; before a step that is
-                                // replayed, the caller
+  // The parts of step(), for strategies and recorded steps.
+  void sync_hyperparameters();      // sends values set since the last call to the device. check_gradients() calls it;
+                                    // before a replayed step the caller must
   void update(const Tensor* loss);  // updates with the present gradients; does not wait for the result
-  // The first part of update(), which skips it when it was called before: measures all gradients that this rank
-  // accounts for. Where layers are cut over ranks, the rank of slice 0 accounts for the replicated gradients and every
-  // rank for its slices. The strategy then adds sums() up over the ranks that hold the slices, and calls update().
+  // The first part of update(), which skips it if it was called before: measures all gradients that this rank counts.
+  // Where layers are divided among ranks, the rank of slice 0 counts the replicated gradients and every rank its
+  // slices. The strategy then adds sums() over the ranks that hold the slices, and calls update().
   void measure_all();
-  StepResult result();                          // reads the result of the last step and acts as if_not_finite says
+  StepResult result();                          // reads the result of the last step and acts according to if_not_finite
   virtual void measure(Range range, bool add);  // sums() += squared norm of the gradients in range
-  Tensor& sums() { return sums_; }              // f32: the squared norm, and what else the optimizer sums over ranks
+  Tensor& sums() { return sums_; }              // f32: the squared norm, and further sums over ranks of the optimizer
   void check_gradients(const Tensor* loss);     // sums → StepState: finite? clip factor
-  // Updates the values in range. Does nothing where state().not_finite; multiplies gradients by state().gradient_scale,
-  // which holds clipping, accumulation, the ranks' shares and the loss scale.
+  // Updates the values in range. Does nothing if state().not_finite is set; multiplies gradients by
+  // state().gradient_scale, the product of clipping, accumulation, the ranks' shares and the loss scale.
   virtual void apply(Range range) = 0;
-  // Called instead of apply() when a parameter server applies the update: makes `gradients` what is sent to it, clipped
-  // and with weight decay. Unless needs_whole_gradient() it may be called before check_gradients(), for each range as
-  // soon as that is final. Throws Error for an optimizer whose update a server cannot make.
+  // Called instead of apply() when a parameter server applies the update: changes `gradients` into the values that are
+  // sent to the server, clipped and with weight decay. Unless needs_whole_gradient() it may be called before
+  // check_gradients(), for each range as soon as the range is final. Throws Error for an optimizer whose update a
+  // server cannot compute.
   virtual void finish_gradients(Range range);
 
-  // To know by how much gradients are scaled
+  // Whether all gradients must be known before the factor on them is known
   bool needs_whole_gradient() const { return clip_norm > 0 || loss_scaling; }
 
   const Tensor& state() const { return state_; }  // StepState on the device
@@ -100,8 +101,8 @@ class Optimizer {
   double gradient_norm() const;  // of the last step, before clipping; waits for the device
 
   // The state that checkpoints store: vectors as long as the parameter vector, and from read_state() the numbers of
-  // applied and skipped steps and the loss scale with its counter. The scale is restored only when loss scaling was on
-  // and is on.
+  // applied and skipped steps and the loss scale with its counter. The scale is restored only if loss scaling was on
+  // when it was saved and is on now.
   virtual std::vector<std::pair<std::string, Tensor>> vectors() const = 0;
   void resume_at(const StepState& then);
 
@@ -126,11 +127,11 @@ class Optimizer {
   void check_clip() const;
   double weight_decay_, learning_rate_ = 0, samples_ = 1, ranks_ = 1;
   bool decay_everything_, measured_ = false;
-  StepState host_;       // its first fields: what the device has been told,
-  bool staged_ = false;  // or is to be told
+  StepState host_;       // its first fields: the values sent to the device,
+  bool staged_ = false;  // or, if true, still to be sent
 };
 
-// Stochastic gradient descent, as PyTorch's: v = μ·v + (g + wd·w); w −= lr·v, or with Nesterov w −= lr·(g + wd·w +
+// Stochastic gradient descent, as in PyTorch: v = μ·v + (g + wd·w); w −= lr·v, or with Nesterov w −= lr·(g + wd·w +
 // μ·v).
 struct SGDOptions {
   double learning_rate = 0.1, momentum = 0;
@@ -157,7 +158,7 @@ class SGD : public Optimizer {
   Tensor velocity_;
 };
 
-// Adam with decoupled weight decay (Loshchilov and Hutter 2019), as PyTorch's: w −= lr·wd·w; m = β₁·m + (1−β₁)·g;
+// Adam with decoupled weight decay (Loshchilov and Hutter 2019), as in PyTorch: w −= lr·wd·w; m = β₁·m + (1−β₁)·g;
 // v = β₂·v + (1−β₂)·g²; w −= lr·m̂/(√v̂ + ε) with m̂ = m/(1−β₁ᵗ), v̂ = v/(1−β₂ᵗ).
 struct AdamWOptions {
   double learning_rate = 1e-3, beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8;
@@ -182,7 +183,7 @@ class AdamW : public Optimizer {
   Tensor corrections_;  // 1/(1−β₁ᵗ), 1/√(1−β₂ᵗ)
 };
 
-// Adam (Kingma and Ba 2015), as PyTorch's.
+// Adam (Kingma and Ba 2015), as in PyTorch.
 struct AdamOptions {
   double learning_rate = 1e-3, beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8;
   double weight_decay = 0;  // not on batch norm parameters and biases, unless decay_everything
@@ -195,7 +196,7 @@ class Adam : public AdamW {
       : AdamW({o.learning_rate, o.beta1, o.beta2, o.epsilon, o.weight_decay, o.decay_everything, false}) {}
 };
 
-// RMSprop (Hinton 2012), as PyTorch's: v = α·v + (1−α)·g²; m = μ·m + g/(√v + ε); w −= lr·m, with g + wd·w for g.
+// RMSprop (Hinton 2012), as in PyTorch: v = α·v + (1−α)·g²; m = μ·m + g/(√v + ε); w −= lr·m, with g + wd·w as g.
 struct RMSpropOptions {
   double learning_rate = 1e-2, alpha = 0.99, epsilon = 1e-8, momentum = 0;
   double weight_decay = 0;  // not on batch norm parameters and biases, unless decay_everything
@@ -217,11 +218,11 @@ class RMSprop : public Optimizer {
   Tensor square_, velocity_;
 };
 
-// Layer-wise adaptive rates for large batches (You, Gitman and Ginsburg 2017): every weight tensor moves by a share of
-// its own norm. λ = η·‖w‖/(‖g‖ + wd·‖w‖); v = μ·v + lr·λ·(g + wd·w); w −= v. Batch norm parameters and biases, and
-// tensors whose norm or gradient is zero, have λ = 1; the former also no decay.
+// Layer-wise adaptive rates for large batches (You, Gitman and Ginsburg 2017): the step of every weight tensor is
+// proportional to the tensor's norm. λ = η·‖w‖/(‖g‖ + wd·‖w‖); v = μ·v + lr·λ·(g + wd·w); w −= v. Batch norm parameters
+// and biases have λ = 1 and no decay. Tensors whose norm or gradient is zero have λ = 1.
 struct LARSOptions {
-  // trust: η. The paper has 0.001 and rates above 1, which suit batches of thousands; this suits SGD's rates.
+  // trust: η. The paper uses 0.001 with rates above 1, for batches of thousands; this default is for SGD's rates.
   double learning_rate = 0.1, momentum = 0.9, weight_decay = 5e-4, trust = 0.02;
 };
 

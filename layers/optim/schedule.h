@@ -9,17 +9,17 @@ namespace tandem {
 struct Schedule {
   enum class Kind { constant, step, cosine, one_cycle } kind = Kind::constant;
   std::vector<double> milestones;  // step: epochs at which the factor is multiplied by gamma
-  double every = 0, gamma = 0.1;   // step: or every so many epochs
-  double warmup = 0;               // epochs of linear warm-up before everything but one_cycle
+  double every = 0, gamma = 0.1;   // step: or the interval between these epochs
+  double warmup = 0;               // epochs of linear warm-up, for all kinds but one_cycle
   // one_cycle, as PyTorch's OneCycleLR with cosine annealing: from 1/start up to 1 in the first `rise` of the run, down
   // to 1/(start·finish) at the end.
   double rise = 0.3, start = 25, finish = 1e4;
 
-  // The factor for update `step` (from 0) of `total`, with `steps_per_epoch` updates an epoch.
+  // The factor for update `step` (from 0) of `total`, with `steps_per_epoch` updates per epoch.
   double factor(double step, double total, double steps_per_epoch) const;
 
   // "constant", "cosine", "one-cycle", "step:30:0.1" (every 30 epochs), "step:100,150:0.1" (at these epochs);
-  // "warmup:5+cosine" puts five epochs of linear warm-up before. Throws Error that lists the forms.
+  // "warmup:5+cosine" adds five epochs of linear warm-up at the beginning. Throws Error that lists the forms.
   static Schedule parse(const std::string& text);
 };
 
@@ -28,8 +28,8 @@ enum class RateScale {
   none,
   square_root,  // √n times the rate
   linear,       // n times the rate (Goyal et al. 2017)
-  clipped,  // n times the rate, for gradients with a norm of at most 4/n, to which longer ones are scaled down: a step
-            // is no longer than four times what the rate makes of a gradient of norm 1, whatever n is
+  clipped,  // n times the rate; gradients with a norm above 4/n are scaled down to the norm 4/n. For any n a step is at
+            // most four times as long as the step of the unscaled rate with a gradient of norm 1
 };
 inline double clip_of(RateScale scale, int n) { return scale == RateScale::clipped ? 4.0 / n : 0; }
 std::optional<RateScale> rate_scale_in(const std::string& text);  // "none", "sqrt", "linear", "clipped"

@@ -1,5 +1,5 @@
-// Squared norms of parameters and gradients: first of blocks, then of parameter ranges from their blocks. For
-// launch_sums().
+// Squared norms of parameters and gradients: first of blocks, then of parameter ranges as sums over their blocks. Used
+// with launch_sums().
 #pragma once
 #include <cstdint>
 
@@ -7,7 +7,7 @@
 
 namespace tandem {
 
-// Two sums that are made at once, in double.
+// Two sums that are computed together, in double.
 struct TwoSums {
   double a = 0, b = 0;
 };
@@ -43,8 +43,8 @@ struct SquaredNormsOfBlocks {
   }
 };
 
-// Of each parameter range, from its blocks. sums[0] is that of all gradients (written by TotalSquaredNorm); two sums
-// per range follow. Blocks outside [first, last) belong to another call.
+// Σw² and Σg² of each parameter range, from its blocks. sums[0] is the squared norm of all gradients (written by
+// TotalSquaredNorm); two sums per range follow. Blocks outside [first, last) belong to another call.
 template <class T>
 struct SquaredNormsOfRanges {
   std::int64_t first, last;

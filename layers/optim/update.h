@@ -1,4 +1,4 @@
-// What the optimizers' kernels share. Included by *.kernel.cpp files only.
+// Functors that the optimizers' kernels share. Included by *.kernel.cpp files only.
 #pragma once
 #include "core/launch.h"
 #include "layers/optim/optimizer.h"
@@ -22,7 +22,7 @@ struct Blocks {
   }
 };
 
-// A device has a thread for each element, so that neighbours read neighbours.
+// A device uses one thread per element, so that neighbouring threads read neighbouring elements.
 template <class Update>
 struct Elements {
   Update update;

@@ -5,8 +5,8 @@
 //     void epoch_end(Run& run) override { std::printf("%d: %g\n", run.epoch.epoch, run.epoch.train_loss); }
 //   };
 //
-// Every rank calls its callbacks; the ones that write files do so where run.first_rank is true. All are called from the
-// thread that called fit(). Those of the program come last.
+// Every rank calls its callbacks; callbacks that write files do so only if run.first_rank is true. All are called from
+// the thread that called fit(). Those of the program are called last.
 #pragma once
 #include <string>
 
@@ -19,19 +19,19 @@ class Callback {
   virtual ~Callback() = default;
   virtual void begin(Run&) {}  // after a resumed run was loaded, before the first step
   // A part of the run begins or ends: "step", and in it "forward", "backward", "exchange", "optimizer"; "evaluation".
-  // In a step that is replayed on a device only "step" and "exchange" are seen.
+  // In a step that is replayed on a device only "step" and "exchange" are reported.
   virtual void phase(Run&, const char* name, bool begins) { (void)name, (void)begins; }
   virtual void step_end(Run&) {}   // after every step; run.step has its results
   virtual void epoch_end(Run&) {}  // after the evaluation; run.epoch has its results
   virtual void stopped(Run&) {}    // the run ends before its last epoch
   virtual void warning(Run&, const std::string& text) { (void)text; }  // Run::warn() was called
-  virtual void end(Run&) {}                                            // the model holds what evaluation saw
-  // fit() is left by an exception, with this message. Returns what the message shall say in addition.
+  virtual void end(Run&) {}                                            // the model has the evaluated weights
+  // fit() ends by an exception with this message. Returns text to append to the message.
   virtual std::string failed(Run&, const std::string& error) { return (void)error, std::string(); }
 
-  // Whether step_end() will read run.step's loss and accuracy after this step: on a device that waits for it.
+  // Whether step_end() will read run.step's loss and accuracy after this step. On a device the read waits for the step.
   virtual bool reads_step(const Run&) const { return false; }
-  // Whether this step must run eagerly, since phase() looks at it.
+  // Whether this step must run eagerly, since phase() observes it.
   virtual bool looks_inside(const Run&) const { return false; }
 };
 

@@ -10,9 +10,9 @@ namespace tandem {
 
 class CheckpointFiles {
  public:
-  // folder, resume: as FitOptions has them. resume is "auto", or the folder: goes on with its last checkpoint, or else
-  // its best, or begins. writes: this rank does. Throws UsageError when there is nothing to resume, or the folder holds
-  // another run.
+  // folder, resume: as in FitOptions. If resume is "auto" or the folder, the run continues from its last checkpoint, or
+  // else from its best, or begins. writes: this rank writes. Throws UsageError when there is nothing to resume, or the
+  // folder has another run.
   CheckpointFiles(const std::string& folder, const std::string& resume, bool writes);
   // Creates the folder, takes its lock and tries to write, so that an error shows before the training.
   void begin();
@@ -25,11 +25,11 @@ class CheckpointFiles {
   RunPosition load(const Training& training, const Settings& settings, std::int64_t per_epoch,
                    std::vector<std::string>& differences) const;
   // After rank 0 was lost: whether this rank may write its state to the folder. It may when the folder has no
-  // checkpoint, or an older one of the same run. The lock is not asked for: rank 0 may still hold it, and has nothing
-  // newer.
+  // checkpoint, or an older one of the same run. It does not take the lock: rank 0 may still hold it, and has no newer
+  // state.
   bool take_over(const RunPosition& at);
-  // The checkpoint from which a failed run can go on, for its error. saved_at: the step of last(); −1: not written by
-  // this run.
+  // The checkpoint from which a failed run can continue, for its error message. saved_at: the step of last(); −1: not
+  // written by this run.
   std::string kept(std::int64_t saved_at) const;
 
  private:

@@ -1,4 +1,4 @@
-// What every training program does between its data set and fit(): hold back pictures for validation, and load.
+// The steps of every training program between its data set and fit(): hold back pictures for validation, make loaders.
 #pragma once
 #include <optional>
 
@@ -8,10 +8,10 @@
 
 namespace tandem {
 
-// Three loaders, as the options say: training pictures in shuffled batches (augmented, mixed), those held back with
-// --val, and test pictures. A last batch that training pictures do not fill is left out. Where they do not fill one of
-// the program's default size, a smaller one is taken and printed; where they do not fill one that was asked for, that
-// is refused.
+// Three loaders, according to the options: training pictures in shuffled batches (augmented, mixed), the pictures held
+// back with --val, and test pictures. A last batch that training pictures do not fill is left out. If they do not fill
+// one batch of the program's default size, a smaller size is taken and printed. If they do not fill one batch of a size
+// that was given, this throws.
 class Loaders {
  public:
   Loaders(const Dataset& data, const Options& options, Backend& backend);

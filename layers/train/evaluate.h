@@ -7,7 +7,7 @@
 
 namespace tandem {
 
-// Sets mode() while a loop runs: the counters of dropout.
+// Sets the counters of dropout in mode() while a loop runs.
 class Counters {
  public:
   explicit Counters(const Tensor& state) : before_(mode()) { mode().step_state = state; }
@@ -22,12 +22,12 @@ class Counters {
   Mode before_;
 };
 
-// Sums over a source, in eval mode, without recording; the model's mode is restored. A signal to stop, if fit() runs,
-// ends it early, unless ranks evaluate together: then they wait for each other in every batch, and all go on to the
-// end.
+// Sums over a source, in eval mode, without recording; the model's mode is restored. If fit() runs, a signal to stop
+// ends the evaluation early, unless ranks evaluate together: then they wait for each other in every batch, and all
+// continue to the end.
 MetricSums evaluate_sums(Module& model, BatchSource& source, const Task& task, bool together = false);
 
-// Mean loss and accuracy over a source, by task.judged. With a strategy over all ranks' shares of it; all ranks call
+// Mean loss and accuracy over a source, by task.judged. With a strategy: over the shares of all ranks; all ranks call
 // it.
 struct Evaluation {
   double loss = 0, accuracy = 0;
@@ -38,11 +38,11 @@ inline Evaluation mean_of(const MetricSums& s) {
   return s.samples > 0 ? Evaluation{s.loss / s.samples, s.correct / s.samples} : Evaluation{};
 }
 
-// The loss of a batch: with mixup, the two labels' losses in the batch's proportion.
+// The loss of a batch. With mixup it is the sum of the two labels' losses, weighted by the batch's proportion.
 Variable batch_loss(const Loss& loss, const Variable& logits, const Batch& batch, Tensor* correct = nullptr);
 
-// Runs a batch again, checking every value, and says in one line which operation first produced one that is not finite;
-// empty: none did.
+// Runs a batch again, checks every value, and returns one line with the first operation whose result is not finite;
+// empty: all results are finite.
 std::string diagnose(Module& model, const Loss& loss, FlatParameters& flat, const Batch& batch);
 
 }  // namespace tandem

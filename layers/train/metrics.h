@@ -1,4 +1,5 @@
-// Metrics as JSON lines: one object a line, written and flushed at once, so that the file of a killed run can be read.
+// Metrics as JSON lines: one object per line, written and flushed at once, so that the file of a killed run can be
+// read.
 #pragma once
 #include <cstdio>
 #include <string>
@@ -13,14 +14,14 @@ namespace tandem {
 using MetricValue = std::variant<double, std::int64_t, std::string>;
 using MetricFields = std::vector<std::pair<std::string, MetricValue>>;
 
-// {"event":"epoch","epoch":1,…}; numbers that are not finite are written as null, which is what JSON has.
+// {"event":"epoch","epoch":1,…}; numbers that are not finite are written as null, since JSON cannot represent them.
 std::string json_object(const MetricFields& fields);
 
 class MetricsFile {
  public:
   MetricsFile() = default;
-  // An empty path: writes nothing. Metrics of an earlier run are replaced, or with append gone on with, where their
-  // first line has the same "run". Throws UsageError when the file cannot be written, holds something else, or
+  // An empty path: writes nothing. Metrics of an earlier run are replaced. With append they are continued if their
+  // first line has the same "run". Throws UsageError when the file cannot be written, contains something else, or
   // another process writes its metrics there.
   explicit MetricsFile(const std::string& path, bool append = false, const std::string& run = "");
   ~MetricsFile();

@@ -1,4 +1,4 @@
-// Training on one batch alone, to test that the model can learn.
+// Training on one batch only, to test that the model can learn.
 #pragma once
 #include <map>
 #include <string>
@@ -7,12 +7,12 @@
 
 namespace tandem {
 
-// Repeats the first batch of a source; an epoch has `steps` of it.
+// Repeats the first batch of a source; an epoch has `steps` repetitions.
 class OneBatch : public BatchSource {
  public:
   static constexpr std::int64_t steps = 300;
   std::int64_t size() const { return batch_.size(); }
-  static constexpr double near_zero = 0.01;  // a loss below this ends it
+  static constexpr double near_zero = 0.01;  // a loss below this ends the training
   explicit OneBatch(BatchSource& source) : source_(source), batch_(source.make(0, 0)) {}
   void share(int rank, int world) override {
     source_.share(rank, world);

@@ -11,10 +11,10 @@
 
 namespace tandem {
 
-// Rows that read and write `options`, which must outlive them. The defaults are what it holds now.
+// Rows that read and write `options`, which must outlive them. The defaults are its present values.
 std::vector<OptionSpec> option_table(Options& options);
 
-// The rows that decide what a step computes, as text. What fit() is told by FitOptions it records itself.
+// The rows that affect what a step computes, as text. fit() itself records the values of FitOptions.
 Settings settings_of(const Options& options);
 
 }  // namespace tandem

@@ -1,5 +1,5 @@
-// The profiler: a table of the modules, a picture of the tape, a table of times, and a table of memory, made while a
-// run trains. fit() has a Profiler; a loop of your own can use one with the same calls.
+// The profiler: a table of the modules, a picture of the tape, a table of times, and a table of memory, made during
+// training. fit() has a Profiler; a user's own loop can use one with the same calls.
 #pragma once
 #include <map>
 #include <memory>
@@ -16,22 +16,22 @@ namespace tandem {
 struct ProfilerOptions {
   bool summary = false;  // the table of modules, before the first step
   std::string dot;       // file for a picture of the first step's tape
-  bool profile = false;  // a table of operations, over the steps that are looked at
+  bool profile = false;  // a table of operations, over the profiled steps
   std::string trace;     // file for Chrome's trace viewer: those steps, and the first evaluation, of all ranks
-  bool memory = false;   // who holds the memory, at the last of those steps
-  // Which steps: `steps` of them after `warm_up`, when kernels are chosen and memory stands still; fewer in a short
-  // run.
+  bool memory = false;   // the use of memory, at the last of those steps
+  // The profiled steps: `steps` of them after `warm_up`, when kernels are chosen and memory use is constant; fewer in a
+  // short run.
   std::int64_t warm_up = 10, steps = 20;
 };
 
 // ---- where the time goes --------------------------------------------------------------------------------------------
-// Sums over the spans of a trace. The lanes "forward" and "backward" hold operations, "step" the steps and the waits.
+// Sums over the spans of a trace. The lanes "forward" and "backward" have operations, "step" the steps and the waits.
 // For a device the lanes "device: forward", … are used, since the host's lanes only show the queueing.
 struct ProfileRow {
   std::string op, module;                  // module is empty in sums over all modules
   double calls = 0;                        // per step, forward
   double forward_ms = 0, backward_ms = 0;  // per step
-  double flops = 0, bytes = 0;             // per step, both directions; bytes: what must at least be touched
+  double flops = 0, bytes = 0;             // per step, both directions; bytes: the minimum of memory accesses
 };
 struct Profile {
   std::int64_t steps = 0;
@@ -41,12 +41,12 @@ struct Profile {
 };
 Profile profile_of(const Trace& trace);
 
-// ---- who holds the memory -------------------------------------------------------------------------------------------
+// ---- the use of memory ----------------------------------------------------------------------------------------------
 struct MemoryReport {
   struct Phase {
     std::string name;
     std::size_t peak_bytes = 0;
-    std::string holders;  // at that peak
+    std::string holders;  // the bytes by use at that peak
   };
   std::vector<Phase> phases;                            // of one step
   std::map<std::string, std::size_t> by_op, by_module;  // kept for backward
@@ -57,24 +57,24 @@ struct MemoryReport {
 // ---- the profiler ---------------------------------------------------------------------------------------------------
 class Profiler {
  public:
-  // Of steps numbered from `begin` to before `end`. Only rank 0 shows anything. Throws UsageError when a file cannot be
-  // written, or holds something else, before an hour of training is lost.
+  // For the steps [begin, end). Only rank 0 prints. Throws UsageError when a file cannot be written, or contains
+  // something else, so that this error occurs before the training.
   Profiler(ProfilerOptions options, Backend& backend, int rank, std::int64_t begin, std::int64_t end);
 
-  // Of several ranks' traces one file is made, by rank 0: before the first step, on all ranks.
+  // Prepares that rank 0 makes one file from the traces of several ranks. Called before the first step, on all ranks.
   void share(Strategy& strategy);
-  Trace* trace() { return trace_ ? &*trace_ : nullptr; }                         // null: none was asked for
+  Trace* trace() { return trace_ ? &*trace_ : nullptr; }                         // null: no trace was requested
   void before(Module& model, const Tensor& images, const TrainingState& state);  // prints the summary
   void step(std::int64_t number);                                                // a step begins
   void tape(const Variable& loss);                                               // between forward and backward
-  // This step must run on the host, or there is nothing to see.
+  // Whether this step must run on the host, since a replayed step cannot be observed.
   bool looks() const {
     return (trace_ && trace_->recording()) || (!options_.dot.empty() && !drawn_) || (options_.memory && last_looked());
   }
   void evaluation(bool begins);  // traced, the first time
-  void end();                    // prints and writes what is left; a second call does nothing
+  void end();                    // prints and writes the remaining results; a second call does nothing
 
-  // Within its scope a part of the step runs: "forward", "backward", "optimizer", "evaluation".
+  // While an object of this class exists, a part of the step runs: "forward", "backward", "optimizer", "evaluation".
   class Phase {
    public:
     Phase(Profiler& profiler, const char* name);

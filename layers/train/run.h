@@ -43,7 +43,7 @@ class Run {
   void evaluate();      // stops the run if a signal interrupts it
   void end_epoch();
   FitReport end();
-  std::string fail(const std::string& error);  // after an exception; what its text shall say in addition
+  std::string fail(const std::string& error);  // after an exception; returns text to append to its message
 
   // ---- for callbacks ------------------------------------------------------------------------------------------------
   Module& model;
@@ -52,31 +52,31 @@ class Run {
   Backend& backend;
   Strategy& strategy;
   const FitOptions& options;
-  const bool first_rank;  // the one that writes files and lines
+  const bool first_rank;  // whether this is the rank that writes files and lines
   CheckpointFiles files;
   std::unique_ptr<OneBatch> one_batch;  // with overfit_batch
   const FitData data;                   // this rank's
-  Settings settings;                    // what was asked for, by the options' names
+  Settings settings;                    // the requested settings, by the options' names
   FlatParameters flat;
   std::map<std::string, std::string> about;  // the data and the model, for exports
   std::int64_t classes = 0;                  // 0: unknown
   std::int64_t global_batch = 0;             // pictures
   ImportExport exports;
-  std::unique_ptr<MemoryPlan> memory_plan;  // where there is a budget
+  std::unique_ptr<MemoryPlan> memory_plan;  // if there is a budget
   std::optional<Ema> ema;
   std::optional<Accumulation> accumulation;
   Cutting cutting;
   Rates rates;
 
-  RunPosition at;              // how far the run is; at.epoch and at.batch are this rank's
+  RunPosition at;              // the position of the run; at.epoch and at.batch are this rank's
   std::int64_t began = 0;      // the step at which this call began
-  std::int64_t last_step = 0;  // after which it ends at the latest
-  std::string nothing_left;    // why no step is to be made; empty: some are
-  Batch batch;                 // of the step under way
+  std::int64_t last_step = 0;  // the step after which the call ends at the latest
+  std::string nothing_left;    // why there is no step to make; empty: there are steps
+  Batch batch;                 // of the current step
   Variable batch_loss;         // between its forward and backward
-  bool due = false;            // the batch ends a step (with accumulation the others do not)
+  bool due = false;            // the batch ends a step (with accumulation, other batches do not)
   bool eager = false;          // this step must not be replayed
-  struct Step {                // valid where known
+  struct Step {                // valid if known
     bool known = false;
     double loss = 0, right = 0;  // of the last batch: mean loss, number of pictures
     double mean_loss = 0, accuracy = 0, images_per_second = 0, learning_rate = 0;  // since the epoch began
@@ -84,16 +84,16 @@ class Run {
   MetricSums trained;  // in the epoch, by all ranks
   EpochReport epoch;
   FitReport report;
-  std::string reason = "finished";  // why it ended
-  std::string not_finite;           // why a step was not finite, if one was
-  bool diverged = false;            // it, or most gradients at the servers
+  std::string reason = "finished";  // why the run ended
+  std::string not_finite;           // why a step was not finite; empty: all were finite
+  bool diverged = false;            // a step, or most gradients at the servers, were not finite
   std::vector<Measures> measures;   // of all ranks, at the end
 
-  // Asks all ranks to stop after the next step. why: for the last lines, on this rank.
+  // Requests that all ranks stop after the next step. why: for the last lines, on this rank.
   void request_stop(const std::string& why);
   void stop(const std::string& why) { report.stopped = true, reason = why; }  // at once; the same on all ranks
   void warn(const std::string& text);                                         // to all callbacks
-  RunPosition whole_position();  // after an exception: that of the parameters
+  RunPosition whole_position();  // after an exception: the position that matches the parameters
   Training training() { return {flat, optimizer, ema ? &*ema : nullptr, &strategy}; }
   std::int64_t batches_per_epoch() const { return data.train.batches_per_epoch(); }
   double total_steps() const { return rates.total; }
@@ -107,7 +107,7 @@ class Run {
   void read_step();
   void check_finite();
   [[noreturn]] void give_up(const std::string& elsewhere, std::int64_t back);
-  void place(RunPosition& at) const;  // epoch and batch, from the step
+  void place(RunPosition& at) const;  // sets epoch and batch from the step
   RunPlan plan();
   bool reads_step() const;
   Evaluation evaluate_on(BatchSource& source);
@@ -118,9 +118,9 @@ class Run {
   std::optional<Counters> counters_;
   Tensor correct_;
   RunningMean running_loss_;
-  double seen_ = 0;                            // pictures of the epoch on this rank, with those of the resumed part
-  MetricSums resumed_;                         // of the running epoch
-  MetricSums whole_;                           // after the last step that was made as a whole
+  double seen_ = 0;                            // pictures of the epoch on this rank, including the resumed part
+  MetricSums resumed_;                         // of the current epoch
+  MetricSums whole_;                           // after the last complete step
   std::int64_t unread_ = 0, known_steps_ = 0;  // steps since the optimizer's state was read; its count then
   std::int64_t made_ = 0, first_count_ = 0;    // steps of this rank; the optimizer's count before them
   std::chrono::steady_clock::time_point epoch_began_;

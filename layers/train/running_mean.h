@@ -1,5 +1,5 @@
-// The running mean of an epoch's losses. They are summed in device memory; the host reads the sum when needed, not
-// after every step.
+// The running mean of an epoch's losses. The losses are summed in device memory; the host reads the sum when needed,
+// not after every step.
 #pragma once
 #include "core/tensor.h"
 
@@ -12,7 +12,7 @@ class RunningMean {
     double last = 0;  // the last loss
   };
   explicit RunningMean(Backend& backend);
-  void begin(double loss);  // an epoch, or the rest of one: from this sum on
+  void begin(double loss);  // begins an epoch, or the rest of one, with this sum
   void add(const Tensor& loss, double pictures);
   Sums read() const;  // waits for the device
 

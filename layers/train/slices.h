@@ -1,5 +1,5 @@
-// Files hold whole parameters, however many ranks have slices of them: written by gathering the slices, read by each
-// rank's rows.
+// Files contain whole parameters for any number of ranks with slices. To write a file, the slices are gathered; when a
+// file is read, each rank reads its rows.
 #pragma once
 #include <cstddef>
 #include <vector>
@@ -9,12 +9,12 @@
 namespace tandem {
 
 // The bytes of a whole tensor of this shape, of which this rank has the slice `mine`. All ranks call it, in the same
-// order. Ranks that do not want the result get nothing, and hold 4 MiB of each slice at a time. Throws Error when a
-// slice is on no rank.
+// order. Ranks that do not want the result get an empty vector, and need memory for 4 MiB of each slice at a time.
+// Throws Error when a slice is on no rank.
 std::vector<std::byte> gather_slices(const Tensor& mine, const Slice& slice, const Shape& whole, Strategy& strategy,
                                      bool wanted);
-// After training: every rank gets the whole of what is cut, so that the model can be used and exported as one of a
-// single machine. Flat parameters that were built before are not those of the model any more. All ranks call it.
+// After training: every rank gets the whole of each divided parameter, so that the model can be used and exported like
+// a model of a single machine. Flat parameters that were built before no longer belong to the model. All ranks call it.
 void make_whole(Module& model, Strategy& strategy);
 
 }  // namespace tandem

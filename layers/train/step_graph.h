@@ -1,7 +1,7 @@
 // The step graph: a training step that is called for every batch. On a backend that records, it is recorded once and
-// then replayed. A recording contains addresses and shapes, so it serves only batches in the same memory and of the
-// same size. Other batches (a smaller last one) run the step eagerly. So does a step whose intermediate values are read
-// on the host.
+// then replayed. A recording contains addresses and shapes, so it is valid only for batches in the same memory and of
+// the same size. Other batches (a smaller last one) run the step eagerly. A step whose intermediate values are read on
+// the host also runs eagerly.
 //
 // A step has four parts. backward and update only queue work on the device. After each of them a part runs on the host,
 // which may wait for other ranks. On one machine nothing waits, and backward and update are one recording.
@@ -18,7 +18,7 @@ namespace tandem {
 class StepGraph {
  public:
   struct Parts {
-    std::function<void()> backward;       // forward too; on the device
+    std::function<void()> backward;       // forward and backward; on the device
     std::function<void()> exchange = {};  // on the host
     std::function<void()> update = {};    // on the device
     std::function<void()> finish = {};    // on the host
@@ -35,7 +35,7 @@ class StepGraph {
     const void *images = nullptr, *labels = nullptr, *samples = nullptr;
     Shape shape;
     DType dtype = DType::f32;
-    std::int64_t over_ranks = 0;  // the gradient of a share is weighed with it
+    std::int64_t over_ranks = 0;  // the weight of a share's gradient depends on it
     bool operator==(const Key&) const = default;
   };
   void cannot(const std::string& why);
@@ -45,7 +45,7 @@ class StepGraph {
   Parts parts_;
   std::function<void()> recorded_backward_, recorded_update_;
   Key key_;
-  int other_memory_ = 0;  // batches in a row that were not the recording's
+  int other_memory_ = 0;  // consecutive batches that did not match the recording
   bool never_;
 };
 

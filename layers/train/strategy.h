@@ -1,14 +1,14 @@
 // Strategy: the one interface between training on a single machine and on many. The base class is one machine;
-// synchronous all-reduce, the parameter server and the others are one file each in dist/strategies/ and override what
-// differs.
+// synchronous all-reduce, the parameter server and the others are one file each in dist/strategies/ and override the
+// methods that differ.
 //
-// The plan says which batches this rank trains on and how far the run is. The exchange combines what the ranks
-// computed. The order of calls in fit():
+// The plan determines the batches that this rank trains on and the progress of the run. The exchange combines the
+// results of the ranks. The order of calls in fit():
 //   batches(train, accumulate)
 //   prepare(model, task, options)
 //   memory()                           for the parameter vectors
 //   begin(flat, optimizer)             the optimizer is bound
-//   watch(trace)                       if a trace was asked for
+//   watch(trace)                       if a trace was requested
 //   per epoch:
 //     begin_epoch(epoch, run)
 //     per step: forward, loss, backward (gradient hooks may only enqueue work), then exchange, update, finish
@@ -16,7 +16,7 @@
 //   end()
 // Parameters never change between the forward pass and exchange(); most strategies change them in update(), finish()
 // and end_epoch(), the parameter server in exchange(), which pulls them.
-// The backend must outlive the time from begin() to end().
+// The backend must exist from begin() to end().
 // All ranks make the same calls in the same order, unless a method says otherwise. Methods throw CommunicationError
 // when another rank is lost.
 #pragma once
@@ -45,48 +45,48 @@ struct MetricSums {
   }
 };
 
-// What a run is to be. The same in all its epochs.
+// The plan of a run, equal in all its epochs.
 struct RunPlan {
   std::int64_t epochs = 1, stop_after = 0;                // stop_after: in steps of the run; 0: never
   std::int64_t done = 0;                                  // steps of the run that is resumed
   double steps_per_epoch = 1;                             // of the run
   std::function<double(double step)> learning_rate = {};  // called from any thread
-  std::function<MetricSums()> running_sums = {};          // what this rank has trained in the epoch, this step included
+  std::function<MetricSums()> running_sums = {};          // of this rank in the epoch, this step included
   std::function<bool()> asked_to_stop = {};               // by a signal; called from any thread
-  bool resumed = false;                                   // the optimizer's state is that of a checkpoint
+  bool resumed = false;                                   // the optimizer's state is from a checkpoint
 };
 
 struct EpochEnd {
   std::int64_t epochs = 0;  // finished epochs of the run
-  std::int64_t steps = 0;   // of the run, at the end of them
-  MetricSums trained = {};  // in this epoch, or since the last call where ranks are in different epochs
-  double seconds = 0;       // in which it was trained
+  std::int64_t steps = 0;   // of the run, at the end of these epochs
+  MetricSums trained = {};  // of this epoch, or since the last call if ranks are in different epochs
+  double seconds = 0;       // of this training
 };
 
 using Measures = std::vector<std::pair<std::string, double>>;
 
-// What a checkpoint holds of a strategy, by name. What the file lacks stays as it is.
+// The state of a strategy in a checkpoint, by name. Values that the file lacks do not change.
 struct StrategyState {
   std::map<std::string, std::string> texts;  // rank 0's
   std::map<std::string, Tensor> vectors;     // as long as the parameters, and the same on all ranks
 
-  // value: as it is; afterwards as the file has it, where one is read.
+  // value: the present value; when a file is read, it is set to the file's value.
   void text(const std::string& name, std::string& value) { value = texts.try_emplace(name, value).first->second; }
-  // Read from the file in its place.
+  // When a file is read, values is overwritten in place.
   void vector(const std::string& name, const Tensor& values) { vectors.emplace(name, values); }
 };
 
-// Which rank this is, and how the ranks share the work. Fixed when the strategy is made.
+// The number of this rank, and how the ranks share the work. Fixed when the strategy is made.
 struct Ranks {
   std::string strategy = "one machine";  // its name
   int rank = 0, size = 1;
   std::string where = "this machine";  // "rank 2 on node7"
-  int batch_shares = 1;                // ranks over which a batch is cut
+  int batch_shares = 1;                // ranks among which a batch is divided
   int per_step = 1;                    // ranks whose gradients make one step together
   bool synchronous = true;             // all ranks make the same steps
-  int evaluation_shares = 1;           // ranks over which an evaluation is cut: they evaluate and save together
-  int evaluation_share = 0;            // this rank's
-  bool evaluates = true;               // this rank does; otherwise it learns the result at the end
+  int evaluation_shares = 1;           // ranks among which an evaluation is divided: they evaluate and save together
+  int evaluation_share = 0;            // this rank's share
+  bool evaluates = true;               // this rank evaluates; otherwise it gets the result at the end
 };
 
 class Strategy {
@@ -100,17 +100,17 @@ class Strategy {
   const std::string& where() const { return ranks_.where; }
 
   // ---- plan ---------------------------------------------------------------------------------------------------------
-  // What this rank trains of `train`, `accumulate` batches to a step. It lives as long as the strategy.
+  // The part of `train` that this rank trains on, with `accumulate` batches per step. Valid as long as the strategy.
   virtual BatchSource& batches(BatchSource& train, int accumulate) {
     (void)accumulate;
     train.share(rank(), size());
     return train;
   }
-  // Before the first batch of every epoch. run.done: the steps that were made before this start of the program.
+  // Called before the first batch of every epoch. run.done: the steps made before this start of the program.
   virtual void begin_epoch(std::int64_t epoch, const RunPlan& run) { (void)epoch, plan_ = run; }
   // Number of steps of the run so far. known: the number that this rank has counted.
   virtual std::int64_t steps(std::int64_t known) const { return known; }
-  // Called after the last batch of epoch mine.epochs − 1, with what this rank trained.
+  // Called after the last batch of epoch mine.epochs − 1, with the results of this rank.
   virtual EpochEnd end_epoch(const EpochEnd& mine) {
     return {mine.epochs, mine.steps, sum(mine.trained), mine.seconds};
   }
@@ -119,16 +119,16 @@ class Strategy {
     const bool asked = stop_ || (size() == 1 && stop_requested_);
     return asked || (plan_.stop_after > 0 && step >= plan_.stop_after);
   }
-  // On any rank. A strategy for several ranks tells all of them in an exchange, and then sets stop_ on all
-  // (Replicas::agree()).
+  // May be called on any rank. A strategy for several ranks sends the request to all ranks in an exchange, and then
+  // sets stop_ on all of them (Replicas::agree()).
   void request_stop() { stop_requested_ = true; }
-  // Every rank's text, in the order of ranks: of all ranks, or of those that evaluate and save together.
+  // The text of every rank, in the order of ranks: of all ranks, or of those that evaluate and save together.
   enum class Among { all, evaluating };
   virtual std::vector<std::string> gather(const std::string& mine, Among among = Among::all) {
     return (void)among, std::vector{mine};
   }
   MetricSums sum(const MetricSums& mine, Among among = Among::all);
-  // Whether this rank shall save what is left of the run, after a call failed because another rank is lost. Takes
+  // Whether this rank must save the remaining state of the run, after a call failed because another rank is lost. Takes
   // seconds, in which the remaining ranks find each other.
   virtual bool saves_after_failure() { return false; }
 
@@ -140,12 +140,12 @@ class Strategy {
   virtual void prepare(Module& model, Task& task, const PrepareOptions& options) {
     (void)model, (void)task, (void)options;
   }
-  // Where the parameter vectors shall lie; empty: anywhere.
+  // The memory for the parameter vectors; empty: any memory.
   virtual FlatMemory memory() { return {}; }
   // Gives all ranks the weights of rank 0.
   virtual void begin(FlatParameters& flat, Optimizer& optimizer) { (void)flat, (void)optimizer; }
-  // Everything between backward() and the next forward(), for a loop that is not recorded. A loss or gradient that is
-  // not finite on any rank leaves the parameters of all ranks as they are; optimizer.if_not_finite says what follows.
+  // All work between backward() and the next forward(), for a loop that is not recorded. If a loss or gradient is not
+  // finite on any rank, the parameters of all ranks do not change; optimizer.if_not_finite selects the reaction.
   StepResult step(Optimizer& optimizer, const Variable& loss) {
     require(optimizer.flat().gradients_complete(), "step() before backward(): there are no gradients");
     if (emulation) emulation(true);
@@ -158,35 +158,36 @@ class Strategy {
   }
   // The three parts of a step. With several ranks the first and the last run on the host in every step, and may wait
   // for other ranks. update() only queues work on the device, so that it can be recorded and replayed; on one machine
-  // so does exchange(). loss: mean over this rank's samples.
+  // the same holds for exchange(). loss: mean over this rank's samples.
   virtual void exchange(const Tensor& loss) { loss_ = loss; }
   virtual void update(Optimizer& optimizer) { optimizer.update(&loss_); }
   virtual void finish(Optimizer& optimizer) { (void)optimizer; }
-  // Emulates a rank of another speed (--pace), if set: called with true when a step has computed its gradients, and
-  // with false when the step is over. It sleeps.
+  // If set, emulates a rank of another speed (--pace) by sleeping: called with true when a step has computed its
+  // gradients, and with false when the step is over.
   std::function<void(bool computed)> emulation;
-  // After a step or an epoch: empty, or why this rank must stop since a loss or gradient was not finite: the rank where
-  // it was so, "" for this one. `state`: this rank's optimizer's.
+  // After a step or an epoch. Empty, unless this rank must stop since a loss or gradient was not finite: then the rank
+  // on which it was not finite, "" for this one. `state`: of this rank's optimizer.
   virtual std::optional<std::string> not_finite(const StepState& state) const {
     return state.not_finite == 1 ? std::optional<std::string>("") : std::nullopt;
   }
-  // Makes something that ranks have different versions of the same, as evaluation and checkpoints shall see it.
+  // Makes data of which ranks have different versions equal, for evaluation and checkpoints.
   enum class Shared {
     buffers,   // running statistics of the model, on all ranks
-    averages,  // averages of weights over steps (EMA), while the flat parameters hold them, on all ranks
-    optimizer  // what the optimizer remembers, on rank 0. Only rank 0 calls it
+    averages,  // averages of weights over steps (EMA), while the flat parameters contain them, on all ranks
+    optimizer  // the optimizer's state, on rank 0. Only rank 0 calls it
   };
   virtual void synchronize(Shared what, FlatParameters& flat, Optimizer& optimizer) {
     (void)what, (void)flat, (void)optimizer;
   }
-  // Names to `state` what a checkpoint holds of this strategy. Between begin() and end(): when a checkpoint is written,
-  // at the end of an epoch or of the run, and when one is read, before the first step.
+  // Passes to `state` the data of this strategy that a checkpoint stores. Called between begin() and end(): when a
+  // checkpoint is written, at the end of an epoch or of the run, and when one is read, before the first step.
   virtual void saved(StrategyState& state) { (void)state; }
-  // Ends the exchange; returns what it measured on this rank, by name. May be called again.
+  // Ends the exchange; returns the measurements on this rank, by name. May be called again.
   virtual Measures end() { return {}; }
-  // From now on exchanges are spans of this trace. Returns how this rank's trace times are turned into rank 0's.
+  // From now on exchanges are spans of this trace. Returns the offset that converts this rank's trace times to rank
+  // 0's.
   struct ClockOffset {
-    std::int64_t ns = 0, error_ns = 0;  // to be added; how far it may be off
+    std::int64_t ns = 0, error_ns = 0;  // the number to add; its largest error
   };
   virtual ClockOffset watch(Trace& trace) { return (void)trace, ClockOffset{}; }
 
@@ -198,19 +199,21 @@ class Strategy {
   bool stop_ = false;  // all ranks know
 };
 
-// How the program was started decides: one process → Strategy; ranks in the environment → a distributed one. Defined in
-// dist/, or in dist/job/none.cpp where there is no network library: then a distributed start is refused, never run as
-// copies. own: strategies of the program's own, for `tandem-run --strategy NAME`.
-// Called once the name is known to be right; the ranks meet in it
+// strategy_from_environment() chooses by the way the program was started: one process → Strategy; ranks in the
+// environment → a distributed one. Defined in dist/, or in dist/job/none.cpp without a network library: then a
+// distributed start is refused, and never runs as independent copies. own: strategies of the program, for
+// `tandem-run --strategy NAME`.
+//
+// A StrategyMaker is called after the name was found to be valid; the ranks connect in it.
 using StrategyMaker = std::function<std::unique_ptr<Strategy>()>;
 struct NamedStrategy {
-  std::string form;  // as an error lists it: "pairs:STEPS"
-  // Null where `name` is another strategy's. Throws UsageError for arguments that are wrong.
+  std::string form;  // for the list in an error message: "pairs:STEPS"
+  // Returns null if `name` is of another strategy. Throws UsageError for wrong arguments.
   std::function<StrategyMaker(const std::string& name)> parse;
 };
 std::unique_ptr<Strategy> strategy_from_environment(const std::vector<NamedStrategy>& own = {});
-// Which of all ranks this process is, and which of the ranks on this host, and of how many; 0, 0 and 1 where the
-// launcher does not say. Defined in dist/ in any case.
+// The rank of this process, its rank on this host, and the number of ranks on this host; 0, 0 and 1 if the launcher
+// does not set them. Always defined in dist/.
 int rank_from_environment();
 int local_rank_from_environment();
 int local_size_from_environment();

@@ -1,4 +1,4 @@
-// What fit() does besides training, in the order in which it is called.
+// The callbacks of fit(), which do its work besides training, in the order in which they are called.
 #pragma once
 #include <memory>
 #include <vector>
@@ -17,9 +17,9 @@ std::shared_ptr<Callback> stop_early();  // FitOptions::patience; finds the best
 std::shared_ptr<Callback> save_checkpoints(Run& run);
 std::shared_ptr<Callback> overfit_batch();
 
-bool asked_to_stop();  // by a signal, while fit() runs; any thread
+bool asked_to_stop();  // whether a signal asked fit() to stop; may be called from any thread
 
-// What the parts of a run are called: by fit() when it begins. May throw UsageError; nothing is written yet.
+// The callbacks of a run; fit() calls this when it begins. May throw UsageError; no file is written before that.
 std::vector<std::shared_ptr<Callback>> callbacks_of(Run& run);
 
 }  // namespace tandem
