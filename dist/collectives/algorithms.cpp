@@ -11,7 +11,7 @@ Piece piece(const Cuts& cuts, int i) { return {cuts[std::size_t(i)], cuts[std::s
 int around(int i, int n) { return ((i % n) + n) % n; }
 
 // ---- ring and direct ------------------------------------------------------------------------------------------------
-// The sum of piece p begins at rank p + 1, goes once round, and ends at its owner p.
+// The sum of piece p begins at rank p + 1, passes once around the ring, and ends at its owner p.
 void ring_reduce(Steps& s, int rank, int n, const Cuts& cuts) {
   for (int k = 1; k < n; k++)
     s.list.push_back({.to = around(rank + 1, n),
@@ -41,8 +41,8 @@ void direct_reduce(Steps& s, int rank, int n, const Cuts& cuts) {
 }
 
 // ---- doubling and halving -------------------------------------------------------------------------------------------
-// Both want a power of two. The ranks beyond the largest one in n hand their elements to a partner first and get the
-// result from it last.
+// Both need a power of two. The ranks beyond the largest power of two in n first send their elements to a partner, and
+// last receive the result from it.
 template <class Inner>
 void folded(Steps& s, int rank, int n, std::int64_t count, const Inner& inner) {
   const int core = int(std::bit_floor(unsigned(n)));
@@ -83,8 +83,8 @@ void halving(Steps& s, int rank, int n, std::int64_t count) {
 }
 
 // ---- trees ----------------------------------------------------------------------------------------------------------
-// In a binomial tree, counted from the root, v receives from v without its lowest bit, and then serves v + 1, v + 2, v
-// + 4 … below that bit, the farthest first. part(v, width): what the subtree [v, v + width) gets.
+// In a binomial tree, counted from the root, v receives from v without its lowest bit. Then it sends to v + 1, v + 2,
+// v + 4 … below that bit, the farthest first. part(v, width): the piece for the subtree [v, v + width).
 template <class Part>
 void down_the_tree(Steps& s, int rank, int n, int root, const Part& part) {
   const int v = around(rank - root, n);
@@ -172,7 +172,7 @@ Steps broadcast_steps(Algorithm algorithm, int rank, int n, std::int64_t count, 
   return s;
 }
 
-// Dissemination: after log2 n steps every rank has heard, through others, of all.
+// Dissemination: after log2 n steps every rank has received a message, directly or through others, from all.
 Steps barrier_steps(int rank, int n) {
   Steps s;
   for (int distance = 1; distance < n; distance *= 2)
@@ -189,7 +189,7 @@ Algorithm choose(const std::vector<Choice>& rows, std::size_t bytes) {
 // ---- arithmetic -----------------------------------------------------------------------------------------------------
 namespace {
 
-// Commutative to the last bit, so that two ranks that exchange get the same: of +0 and −0 it is +0.
+// Commutative to the last bit, so that two ranks that exchange get the same result. Of +0 and −0, +0 is larger.
 template <class T>
 T larger(T a, T b) {
   if (a != a || b != b) return a + b;

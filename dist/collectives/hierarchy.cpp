@@ -13,7 +13,7 @@ namespace {
 
 class Hierarchy;
 
-// Works one after the other.
+// Executes Works one after the other.
 class Stages : public Work::Operation {
  public:
   Stages(Hierarchy& all, std::vector<std::function<Work()>> stages) : all_(all), stages_(std::move(stages)) {}
@@ -24,7 +24,7 @@ class Stages : public Work::Operation {
  private:
   friend class Hierarchy;
   bool over() const { return done_ == stages_.size(); }
-  bool carry_on(std::size_t before);  // `before`: stages that the collective called before this one has begun
+  bool carry_on(std::size_t before);  // `before`: stages begun by the collective before this one
   Hierarchy& all_;
   std::vector<std::function<Work()>> stages_;
   std::size_t begun_ = 0, done_ = 0;
@@ -66,7 +66,7 @@ class Hierarchy : public Communicator {
     return Work(std::move(stages));
   }
 
-  // The host's ranks ring on a futex and the other hosts on a descriptor: nothing waits for both, so the pauses are
+  // The host's ranks signal by a futex, and the other hosts by a descriptor. No call waits for both, so the sleeps are
   // short.
   void rest() override { std::this_thread::sleep_for(std::chrono::microseconds(20)); }
   void wake() override {}

@@ -14,7 +14,7 @@
 namespace tandem {
 namespace {
 
-// All that the ranks share, behind one lock.
+// The state that the ranks share, protected by one lock.
 struct Room;
 
 struct PendingMessage : Wire::Request {  // one side of a message
@@ -28,7 +28,7 @@ struct PendingMessage : Wire::Request {  // one side of a message
   Header header;
   void* data;
   std::size_t bytes;
-  std::list<PendingMessage*>* waits_in = nullptr;  // until it is matched or given up
+  std::list<PendingMessage*>* waits_in = nullptr;  // until it is matched or abandoned
   std::atomic<bool> finished{false};
   std::string error;  // written before `finished`
   int culprit = -1;
@@ -60,7 +60,7 @@ struct Room {
     for (std::size_t r = 0; r < sides.size(); r++) notify(int(r));
   }
 
-  // Both sides of a message are here.
+  // Completes a message: both sides have arrived.
   void match(PendingMessage& send, PendingMessage& recv) {
     if (!send.header.agrees(recv.header) || send.bytes != recv.bytes) {
       disagree(send.header, send.from, recv.header, recv.to, &recv);
@@ -73,7 +73,7 @@ struct Room {
     notify(send.from);
     notify(recv.to);
   }
-  // What a killed rank has under way ends at once, or others would meet some of it while it unwinds.
+  // Removes the messages of a killed rank at once. Otherwise others could match some of them while it unwinds.
   void forget(int rank) {
     for (std::size_t r = 0; r < sides.size(); r++)
       for (auto* list : {&sides[r].sends, &sides[r].receives})
@@ -96,7 +96,7 @@ struct Room {
   std::int64_t messages = 0;
   int faulty = -1, failed_rank = -1;
   std::vector<int> waits_for;
-  std::string failed;  // why the job has failed; empty: it has not
+  std::string failed;  // why the job failed; empty: it has not failed
 };
 
 PendingMessage::~PendingMessage() {
@@ -235,7 +235,7 @@ class InProcessWire : public Wire {
     all[std::size_t(rank_)].waits_for = waits_for;
     return culprit(all, rank_);
   }
-  // Takes the first that this one meets from its list; null: there is none.
+  // Removes the first message that matches `pending` from the list, and returns it; null: there is none.
   static PendingMessage* first_of(std::list<PendingMessage*>& list, const PendingMessage& pending) {
     auto match = std::find_if(list.begin(), list.end(), [&](PendingMessage* p) {
       return p->from == pending.from && p->header.matches(pending.header);

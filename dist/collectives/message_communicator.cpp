@@ -1,5 +1,5 @@
-// Communicators over messages: carries out the steps of algorithms.h, in chunks, so that a chunk is combined and sent
-// on while the next one travels.
+// Communicators over messages: execute the steps of algorithms.h in chunks. A chunk is combined and forwarded while the
+// next one is in flight.
 #include <algorithm>
 #include <bit>
 #include <chrono>
@@ -18,21 +18,21 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// With its header it is one fragment of UCX's over TCP (64 KiB), which needs no putting together.
+// A chunk with its header is one fragment of UCX over TCP (64 KiB), which needs no reassembly.
 constexpr std::size_t chunk_bytes = 60 << 10;
 
 class Collective;
 
-// What all communicators of a rank share.
+// The state that all communicators of a rank share.
 struct Shared {
   std::shared_ptr<Wire> wire;
   double deadline = 300;
   ChoiceTable table;
-  std::vector<Collective*> under_way;  // whoever waits for one carries on all: another rank may wait for any
+  std::vector<Collective*> under_way;  // a wait for one advances all: another rank may wait for any
   std::uint64_t finished = 0;
-  std::string broken;  // why; empty: it works
+  std::string broken;  // the failure; empty: none
   int culprit = -1;
-  std::vector<std::unique_ptr<std::byte[]>> spare;  // each for one chunk that is to be combined
+  std::vector<std::unique_ptr<std::byte[]>> spare;  // each for one chunk to combine
 
   std::unique_ptr<std::byte[]> staging() {
     if (spare.empty()) return std::make_unique_for_overwrite<std::byte[]>(chunk_bytes);
@@ -41,7 +41,7 @@ struct Shared {
     return last;
   }
 
-  // What fails is told to the others, once; from then on everything here fails with the same words.
+  // A failure is sent to the others once. Afterwards every call here fails with the same text.
   template <class F>
   void try_to(const F& body) {
     if (!broken.empty()) throw CommunicationError(culprit, broken);
@@ -69,7 +69,7 @@ struct MessageGroup : Group {
       int gone = -1;
       for (int r = size - 1; r >= 0; r--)
         if (r != rank && job->wire->left(ranks[std::size_t(r)])) gone = r;
-      job->wire->progress();  // afterwards: who left because of a failure has told of it before
+      job->wire->progress();  // after left(): a rank that fails reports it before it leaves
       if (gone >= 0)
         throw CommunicationError(ranks[std::size_t(gone)], where(rank) + " needs " + where(gone) + ", which has left");
     });
@@ -83,10 +83,10 @@ struct MessageGroup : Group {
   std::uint32_t number = 0;
 };
 
-// ---- one operation under way ----------------------------------------------------------------------------------------
+// ---- one operation in progress --------------------------------------------------------------------------------------
 class Collective : public Work::Operation {
  public:
-  static constexpr std::size_t window = 16;  // chunks under way in each direction
+  static constexpr std::size_t window = 16;  // chunks in flight in each direction
 
   Collective(std::shared_ptr<MessageGroup> group, const Header& header, Buffer data, Steps steps)
       : group_(std::move(group)),
@@ -130,23 +130,23 @@ class Collective : public Work::Operation {
   }
 
  private:
-  // What goes one way: the pieces of all steps, one after the other, in chunks.
+  // The data of one direction: the pieces of all steps, one after the other, in chunks.
   class Stream {
    public:
     struct Chunk {
       std::size_t step = 0;
-      std::int64_t number = 0;  // in its step
+      std::int64_t number = 0;  // within its step
     };
     struct UnderWay {
       std::unique_ptr<std::byte[]> staging;
-      std::unique_ptr<Wire::Request> request;  // given up before the memory that it writes to
+      std::unique_ptr<Wire::Request> request;  // abandoned before the memory that it writes to
     };
     Stream(const std::vector<Step>& steps, int Step::*peer, Piece Step::*piece, std::int64_t chunk)
         : steps_(steps), peer_(peer), piece_(piece), chunk_(chunk) {
       skip(next_);
       skip(done_);
     }
-    // The last is given up first: what the peer still sends meets the chunk that it is meant for.
+    // Abandons the last request first, so that the peer's remaining messages match the chunks that they are sent for.
     ~Stream() {
       while (!under_way.empty()) under_way.pop_back();
     }
@@ -168,7 +168,7 @@ class Collective : public Work::Operation {
       under_way.pop_front();
       go_on(done_);
     }
-    // Whether any of these elements has still to go this way in a step before `step`.
+    // Whether a step before `step` still has to transfer any of these elements in this direction.
     bool awaits(Piece p, std::size_t step) const {
       for (Chunk c = done_; c.step < step; c = {c.step + 1}) {
         const Piece rest{(steps_[c.step].*piece_).begin + c.number * chunk_, (steps_[c.step].*piece_).end};
@@ -202,9 +202,9 @@ class Collective : public Work::Operation {
     return for_in ? in_.peer(in_.done()) : out_.peer(out_.done());
   }
 
-  // Steps overlap: a chunk leaves as soon as what it holds is there, and comes in as soon as what it replaces has left.
+  // Steps overlap: a chunk is sent when its data is complete, and received when the data that it replaces was sent.
   bool may_leave(Stream::Chunk c) const {
-    // A barrier has no elements that would tell what depends on what.
+    // A barrier has no elements that define the dependencies.
     if (header_.kind == Kind::barrier) return in_.done().step >= c.step;
     return !in_.awaits(out_.piece(c), c.step);
   }
@@ -236,7 +236,7 @@ class Collective : public Work::Operation {
     if (over()) return;
     bool moved = false;
     auto moves = [&] {
-      if (!std::exchange(moved, true)) wire_.report_wait({});  // before it goes on: it may be stopped in that
+      if (!std::exchange(moved, true)) wire_.report_wait({});  // before progress: the rank may be stopped in it
     };
     do {
       while (!out_.under_way.empty() && out_.under_way.front().request->done()) {
@@ -292,7 +292,7 @@ class Collective : public Work::Operation {
   std::vector<float> wide_;
   Clock::time_point since_ = Clock::now();
   Stream in_, out_;
-  bool in_waits_for_out_ = false;  // what has come may not be combined before what it changes has left
+  bool in_waits_for_out_ = false;  // received data waits until the data that it changes was sent
 };
 
 // ---- the communicator -----------------------------------------------------------------------------------------------
@@ -321,7 +321,7 @@ class MessageCommunicator : public Communicator {
   Work all_reduce(Buffer data, Combine combine) override {
     return start(collective(Kind::all_reduce, data, combine), data, [&] {
       Algorithm algorithm = choose(group_->job->table.all_reduce, data.bytes());
-      // Halving is for powers of two: among others one rank would send for two.
+      // Halving is for powers of two: with other sizes one rank would send the data of two.
       if (algorithm == Algorithm::halving && !std::has_single_bit(unsigned(size()))) algorithm = Algorithm::ring;
       if (data.dtype == DType::bf16 && algorithm != Algorithm::doubling) algorithm = Algorithm::direct;
       return all_reduce_steps(algorithm, rank(), size(), data.count);
@@ -356,7 +356,7 @@ class MessageCommunicator : public Communicator {
                      [&](int a, int b) { return table[std::size_t(a) * 2 + 1] < table[std::size_t(b) * 2 + 1]; });
     const auto me = int(std::find(members.begin(), members.end(), rank()) - members.begin());
     for (int& r : members) r = group_->ranks[std::size_t(r)];
-    // The same on all members, and different from every other communicator's: a mixture of where it came from.
+    // The same on all members and different from every other communicator: a hash of its origin.
     const std::uint64_t context =
         ((group_->context * 0x9e3779b97f4a7c15u) ^ group_->number) * 0x9e3779b97f4a7c15u + std::uint64_t(color);
     return std::make_unique<MessageCommunicator>(std::make_shared<MessageGroup>(group_->job, members, me, context));
@@ -430,7 +430,7 @@ int culprit(const std::vector<WaitForEdge>& all, int rank) {
   }
   const WaitForEdge& last = all[std::size_t(at)];
   if (last.left || last.waits_for < 0) return at;
-  // `at` lies on a circle: across the gap, the sender has gone on and the receiver has not.
+  // `at` is on a cycle. At the widest gap the sender has made progress and the receiver has not.
   auto gap = [&](int i) {
     return std::int64_t(all[std::size_t(all[std::size_t(i)].waits_for)].steps - all[std::size_t(i)].steps);
   };

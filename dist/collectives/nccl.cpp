@@ -31,12 +31,12 @@ ncclRedOp_t operation_of(Combine combine) { return combine == Combine::sum ? ncc
 
 class Nccl;
 
-// In order: queued on the stream beside the device's own, completed by the library, come to on the device.
+// A call is queued on the stream beside the device's own, then completed by the library, then reached by the device.
 struct Call {
   Header header;
   std::function<ncclResult_t(cudaStream_t)> queue;
-  Work announced;                       // the other ranks call the same
-  std::array<float, 8> signature = {};  // of the header, 16 bits in a number, and its negative
+  Work announced;                       // check that the other ranks call the same
+  std::array<float, 8> signature = {};  // of the header: 16 bits per number, and their negatives
   std::unique_ptr<Event> event;
   enum class At { waits, queued, marked, done } at = At::waits;
   bool over = false;
@@ -50,7 +50,7 @@ class NcclWork : public Work::Operation {
 
  private:
   Nccl& all_;
-  std::shared_ptr<Call> call_;  // which goes on when this is given up: the device has it
+  std::shared_ptr<Call> call_;  // continues if this is abandoned: the device has it
 };
 
 class Nccl : public Communicator {
@@ -69,7 +69,7 @@ class Nccl : public Communicator {
     host_->broadcast({&id, sizeof id, DType::u8}, 0).wait();
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
-    stream_->handle();  // its device is this thread's now
+    stream_->handle();  // selects its device for this thread
     try {
       verify(nccl_.comm_init_rank_config(&comm_, size(), id, rank(), &config), "ncclCommInitRankConfig");
       while (!completed("the start")) rest();
@@ -79,7 +79,7 @@ class Nccl : public Communicator {
       throw;
     }
   }
-  // Abort, for Destroy may wait for ranks that are gone.
+  // Calls ncclCommAbort: ncclCommDestroy may wait for absent ranks.
   ~Nccl() override { abort(); }
 
   Work send(int to, Buffer data, int) override {
@@ -107,7 +107,7 @@ class Nccl : public Communicator {
         },
         combine);
   }
-  // NCCL's own have pieces of one size only.
+  // NCCL's own reduce-scatter and all-gather need pieces of equal size.
   Work reduce_scatter(Buffer data, Combine combine, const Cuts& cuts) override {
     return start(Kind::reduce_scatter, data,
                  pieces(data, cuts,
@@ -123,7 +123,7 @@ class Nccl : public Communicator {
                  }));
   }
   Work barrier() override { return host_->barrier(); }
-  // Made anew: ncclCommSplit has its own troubles with communicators that do not block.
+  // Makes a new NCCL communicator: ncclCommSplit has problems with non-blocking communicators.
   std::unique_ptr<Communicator> split(int color, int key) override {
     auto part = host_->split(color, key);
     return part ? std::make_unique<Nccl>(library_, std::move(part), backend_, options_) : nullptr;
@@ -131,7 +131,7 @@ class Nccl : public Communicator {
 
   void rest() override { std::this_thread::sleep_for(std::chrono::microseconds(20)); }
   void wake() override { host_->wake(); }
-  Traffic traffic() const override {  // NCCL's bytes as the bound has them
+  Traffic traffic() const override {  // NCCL's bytes: by the bound for all-reduce, 2(n − 1)/n
     const int v = library_.version;
     return {sent_ + host_->traffic().bytes,
             "NCCL " + std::to_string(v / 10000) + "." + std::to_string(v / 100 % 100) + "." + std::to_string(v % 100)};
@@ -174,7 +174,7 @@ class Nccl : public Communicator {
     return Work(std::make_unique<NcclWork>(*this, std::move(call)));
   }
 
-  // The largest of the ranks' signatures, and the largest of their negatives: the same exactly when all are.
+  // The maximum of the ranks' signatures, and of their negatives: the two agree exactly if all signatures are equal.
   void announce(Call& call) {
     const Header& h = call.header;
     Checksum sum;
@@ -193,13 +193,13 @@ class Nccl : public Communicator {
       if (call.signature[i] != -call.signature[i + 4]) disagree(call);
     return true;
   }
-  // All ranks have seen it, and come here.
+  // All ranks detect the difference and call this.
   [[noreturn]] void disagree(const Call& call) {
     constexpr std::size_t length = 128;
     std::vector<std::uint8_t> all(length * std::size_t(size()));
     const std::string mine = describe(call.header).substr(0, length - 1);
     std::copy(mine.begin(), mine.end(), all.begin() + std::ptrdiff_t(length * std::size_t(rank())));
-    host_check_->all_gather(buffer(all)).wait();  // on the other one some ranks have announced more
+    host_check_->all_gather(buffer(all)).wait();  // on host_ some ranks have announced later calls
     auto call_of = [&](int r) {
       return std::string(reinterpret_cast<const char*>(all.data()) + length * std::size_t(r));
     };
@@ -209,7 +209,7 @@ class Nccl : public Communicator {
                              where(other) + " calls " + call_of(other) + " where " + where(0) + " calls " + call_of(0));
   }
 
-  // ---- carrying on --------------------------------------------------------------------------------------------------
+  // ---- progress -----------------------------------------------------------------------------------------------------
   void carry_on() {
     if (failed_) std::rethrow_exception(failed_);
     try {
@@ -229,12 +229,12 @@ class Nccl : public Communicator {
       throw;
     }
   }
-  // True when the next one may be queued.
+  // Returns true if the next call may be queued.
   bool go_on(std::size_t number) {
     Call& call = *calls_[number];
     if (call.over) return true;
     if (call.at == Call::At::waits) queue(number);
-    if (call.at == Call::At::queued) {  // until it has completed nothing stands in the stream
+    if (call.at == Call::At::queued) {  // until it has completed, it is not in the stream
       if (!completed(describe(call.header))) return false;
       stream_->mark(*call.event);
       call.at = Call::At::marked;
@@ -243,7 +243,7 @@ class Nccl : public Communicator {
     call.over = agreed(call) && call.at == Call::At::done;
     return true;
   }
-  // Messages that wait together go together: else two ranks that send to each other first would wait for ever.
+  // Messages that wait together are queued as one group. Otherwise two ranks that both send first would deadlock.
   void queue(std::size_t first) {
     auto message = [&](std::size_t i) { return i < calls_.size() && calls_[i]->header.kind == Kind::message; };
     const std::string what = describe(calls_[first]->header);
@@ -263,7 +263,7 @@ class Nccl : public Communicator {
     if (state == ncclInProgress) look(what);
     return state == ncclSuccess;
   }
-  // What may have gone wrong while there is nothing to do but wait.
+  // Checks for errors, failed ranks and the deadline during a wait.
   void look(const std::string& what) {
     ncclResult_t state = ncclSuccess;
     verify(nccl_.comm_get_async_error(comm_, &state), what);
@@ -281,7 +281,7 @@ class Nccl : public Communicator {
                                          " (NCCL_DEBUG=INFO tells more)");
   }
   void abort() {
-    if (comm_) nccl_.comm_abort(std::exchange(comm_, nullptr));  // once, and no look at it afterwards
+    if (comm_) nccl_.comm_abort(std::exchange(comm_, nullptr));  // once; it is not used afterwards
   }
 
   const NcclLibrary& library_;
@@ -289,11 +289,11 @@ class Nccl : public Communicator {
   std::shared_ptr<Communicator> host_;
   Backend& backend_;
   NcclOptions options_;
-  std::unique_ptr<Communicator> host_check_;  // of the host
+  std::unique_ptr<Communicator> host_check_;  // on the host, for disagree()
   std::unique_ptr<Queue> stream_;
   ncclComm_t comm_ = nullptr;
   std::deque<std::shared_ptr<Call>> calls_;
-  Clock::time_point since_ = Clock::now();  // when the first of them was begun, or the one before it ended
+  Clock::time_point since_ = Clock::now();  // when the first of them began, or the one before it ended
   std::exception_ptr failed_;
   std::uint32_t number_ = 0;
   std::uint64_t sent_ = 0;

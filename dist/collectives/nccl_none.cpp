@@ -1,4 +1,4 @@
-// Linked where nccl.h was not there to build with.
+// Linked if nccl.h is missing at build time.
 #include "dist/collectives/nccl.h"
 
 namespace tandem {

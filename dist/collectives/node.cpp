@@ -22,14 +22,14 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// What a rank is about to do, for the others to compare.
+// The operation that a rank begins, for comparison by the others.
 struct Intent {
   Header header;
   std::int64_t place = -1;  // segment · 2⁴⁴ + byte in it, of a buffer from allocate()
 };
 
-struct ControlBlock {           // one per rank, written by it alone but for the doorbell
-  struct alignas(64) Arrival {  // at odd and even rounds, each in a cache line
+struct ControlBlock {           // one per rank; other ranks write only its doorbell
+  struct alignas(64) Arrival {  // for odd and even rounds, each in a cache line
     std::atomic<std::uint64_t> sequence{0};
     Intent intent;
   } arrivals[2];
@@ -59,10 +59,10 @@ class NodeOperation : public Work::Operation {
 
  private:
   friend class NodeCommunicator;
-  bool step();    // true when a round is over
-  void before();  // a round: what is written before arriving
-  void after();   // what is read when all have arrived
-  void decide();  // after the first round, in which all said what they want
+  bool step();    // returns true when a round is over
+  void before();  // a round's writes, before this rank arrives
+  void after();   // its reads, after all ranks have arrived
+  void decide();  // after the first round, in which all ranks publish their intents
   Piece open(int rank) const;
   std::uint64_t sent() const;
   std::size_t bytes(Piece p) const { return std::size_t(p.length()) * size_of(data_.dtype); }
@@ -76,7 +76,7 @@ class NodeOperation : public Work::Operation {
   std::uint64_t sequence_ = 0;
   bool entered_ = false;
   int slot_ = 0;
-  Clock::time_point since_;  // when others were first looked for in vain
+  Clock::time_point since_;  // when the other ranks were first found missing
 };
 
 class NodeCommunicator : public Communicator {
@@ -147,10 +147,10 @@ class NodeCommunicator : public Communicator {
   friend class NodeOperation;
   struct SharedSegment {
     std::shared_ptr<std::byte> memory;
-    std::size_t each;  // bytes of a rank
+    std::size_t each;  // bytes per rank
   };
 
-  // Memory that all ranks see: rank 0 makes it, and the others find it by the number of its process and a name.
+  // Memory that all ranks share. Rank 0 makes it; the others find it by rank 0's process id and a name.
   std::shared_ptr<std::byte> share(std::size_t bytes) {
     std::vector<double> offer{double(getpid()), double(reinterpret_cast<std::uintptr_t>(this)), double(bytes)};
     std::shared_ptr<void> mine;
@@ -223,11 +223,11 @@ class NodeCommunicator : public Communicator {
   WaitForEdge edge(const NodeOperation& front) const {
     return {job_ranks_[std::size_t(last_to_arrive(front.sequence_))], front.sequence_, false, front.header_};
   }
-  // Failures of others, and waits of too long.
+  // Checks for failures of other ranks, and for waits beyond the deadline.
   void look(NodeOperation& front) {
     const int last = last_to_arrive(front.sequence_), job = job_ranks_[std::size_t(last)];
     const bool gone = front.entered_ && last != rank_ && wire_->left(job) && !arrived(front.sequence_);
-    wire_->progress();  // afterwards: who left because of a failure has told of it before
+    wire_->progress();  // after left(): a rank that fails reports it before it leaves
     if (gone)
       throw CommunicationError(
           job, describe(front.header_) + ": " + where(rank_) + " waits for " + where(last) + ", which has left");
@@ -242,7 +242,7 @@ class NodeCommunicator : public Communicator {
                                            (blamed == job ? "" : ", which waits for " + wire_->where(blamed)));
     }
   }
-  // Carries on what is first in the queue.
+  // Makes progress on the front of the queue.
   bool carry_on() {
     bool moved = false;
     while (!queue_.empty() && queue_.front()->step()) {
@@ -265,20 +265,20 @@ class NodeCommunicator : public Communicator {
   std::unique_ptr<Communicator> base_;
   const std::shared_ptr<NodeMemory> memory_ =
       std::make_shared<NodeMemory>(words_of(double(reinterpret_cast<std::uintptr_t>(this))));
-  int blocks_ = 0;  // of memory_, at rank 0
+  int blocks_ = 0;  // made so far, in rank 0's memory_
   std::shared_ptr<Wire> wire_;
   std::vector<int> job_ranks_;
   double deadline_;
   int ranks_, rank_;
-  int spins_, spins_per_yield_;  // before a rank that waits sleeps
+  int spins_, spins_per_yield_;  // polls before a waiting rank sleeps; and per yield
   std::shared_ptr<std::byte> arena_;
   ControlBlock* control_blocks_;
   std::byte* slots_;
   std::vector<SharedSegment> segments_;
-  std::deque<NodeOperation*> queue_;  // carried out one after the other, in the same order on all ranks
+  std::deque<NodeOperation*> queue_;  // executed one after the other, in the same order on all ranks
   std::uint64_t sequences_ = 0, uses_ = 0, bytes_ = 0;
   std::uint32_t number_ = 0, heard_ = 0;
-  bool wait_reported_ = false;  // the others were told that this rank waits
+  bool wait_reported_ = false;  // this rank's wait was reported to the others
 };
 
 // ---- an operation ---------------------------------------------------------------------------------------------------
@@ -300,7 +300,7 @@ void NodeOperation::wait() {
     while (round_ != rounds_) {
       bool moved = node_.carry_on();
       for (int i = 1; i <= node_.spins_ && !moved; i++) {
-        if (i % node_.spins_per_yield_ == 0) sched_yield();  // who is awaited may want this core
+        if (i % node_.spins_per_yield_ == 0) sched_yield();  // the awaited rank may need this core
         moved = node_.carry_on();
       }
       if (moved) continue;
@@ -351,7 +351,7 @@ void NodeOperation::decide() {
   const bool reduces = header_.kind == Kind::all_reduce;
   if (same_place) {
     way_ = Way::in_place;
-    rounds_ = 2;  // the second: all have finished with each other's memory
+    rounds_ = 2;  // the second: no rank uses another's memory any more
     return;
   }
   way_ = Way::slots;
@@ -365,7 +365,7 @@ void NodeOperation::decide() {
   rounds_ = 1 + (longest + per_slot - 1) / per_slot * (reduces ? 2 : 1);
 }
 
-// Bytes of this rank that the others read, and those that it writes for them.
+// The bytes of this rank that the others read, plus those that it writes for them.
 std::uint64_t NodeOperation::sent() const {
   const auto others = std::uint64_t(node_.ranks_ - 1), all = std::uint64_t(data_.bytes()),
              share = all / std::uint64_t(node_.ranks_);
@@ -379,7 +379,7 @@ std::uint64_t NodeOperation::sent() const {
   }
 }
 
-// Elements of rank r's buffer that lie open in this round: all that it has to give, or as many as a slot holds.
+// Elements of rank r's buffer that others can read in this round: all that it contributes, or as many as a slot holds.
 Piece NodeOperation::open(int r) const {
   const bool pieces = header_.kind == Kind::all_gather;
   const Piece whole{pieces ? cuts_[std::size_t(r)] : 0, pieces ? cuts_[std::size_t(r) + 1] : data_.count};
@@ -405,7 +405,7 @@ void reduce(Combine combine, DType dtype, int ranks, std::int64_t count, std::by
   for (int r = 1; r < ranks; r++) combine_elements(combine, dtype, into, from(r), count);
 }
 
-// Shares end at multiples of a cache line, or two ranks would write to the same one.
+// Shares end at multiples of a cache line, so that no two ranks write to the same line.
 Piece share(std::int64_t count, int rank, int ranks, std::int64_t line = 64) {
   auto cut = [&](int r) { return r == ranks ? count : count * r / ranks / line * line; };
   return {cut(rank), cut(rank + 1)};
@@ -425,14 +425,14 @@ void NodeOperation::after() {
   const int me = node_.rank_, n = node_.ranks_;
   const bool in_place = way_ == Way::in_place;
   const std::int64_t place = in_place ? node_.place_of(data_) : 0;
-  auto of = [&](int r, std::int64_t at) {  // where element `at` of rank r lies open
+  auto of = [&](int r, std::int64_t at) {  // the shared address of element `at` of rank r
     return (in_place ? node_.at_place(place, r) : node_.slot(r, slot_)) +
            std::size_t(at - (in_place ? 0 : open(r).begin)) * size_of(data_.dtype);
   };
   auto copy = [&](int r, Piece p) {
     if (r != me && p.length() > 0) std::memcpy(data_.at(p.begin), of(r, p.begin), bytes(p));
   };
-  constexpr std::int64_t block = 1024;                     // elements that stay in the nearest cache
+  constexpr std::int64_t block = 1024;                     // elements that stay in the first-level cache
   auto combine = [&](Piece p, auto&& into, auto&& then) {  // block by block: into(block) = the sum; then(block)
     for (Piece b{p.begin, 0}; b.begin < p.end; b.begin = b.end) {
       b.end = std::min(b.begin + block, p.end);
@@ -443,7 +443,7 @@ void NodeOperation::after() {
   auto mine = [&](Piece b) { return data_.at(b.begin); };
   auto nothing = [](Piece) {};
   alignas(64) std::byte sum[block * 8];
-  auto aside = [&](Piece) { return sum; };  // for results that replace what they are made of
+  auto aside = [&](Piece) { return sum; };  // for results that overwrite their operands
 
   const Piece p = open(me);
   switch (header_.kind) {
@@ -456,7 +456,7 @@ void NodeOperation::after() {
       if (!in_place) return combine(wanted, mine, nothing);
       return combine(wanted, aside, [&](Piece b) { std::memcpy(mine(b), sum, bytes(b)); });
     }
-    default: break;  // all_reduce: each rank makes the sums of a share
+    default: break;  // all_reduce: each rank computes the sums of a share
   }
   auto share_of = [&](int r) {
     const Piece s = share(p.length(), r, n);
@@ -468,7 +468,7 @@ void NodeOperation::after() {
       for (int r = 0; r < n; r++) std::memcpy(of(r, b.begin), sum, bytes(b));
     });
   }
-  // In slots: first into the rank's own slot; then all copy all shares.
+  // In slots: first each rank writes its share to its own slot. Then all ranks copy all shares.
   if (round_ % 2 == 1)
     return combine(share_of(me), aside, [&](Piece b) { std::memcpy(of(me, b.begin), sum, bytes(b)); });
   for (int r = 0; r < n; r++)

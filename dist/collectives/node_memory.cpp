@@ -44,7 +44,7 @@ std::span<std::byte> NodeMemory::of(int process, const std::string& words, int n
   if (auto known = reached_.find({words, number}); known != reached_.end()) return known->second;
   const std::string name = "/memfd:" + name_of(words, number) + " (deleted)";
   std::error_code none;
-  // An iterator's ++ throws where the process ends meanwhile; increment() does not.
+  // An iterator's ++ throws if the process ends meanwhile; increment() does not.
   for (std::filesystem::directory_iterator at("/proc/" + std::to_string(process) + "/fd", none), end;
        !none && at != end; at.increment(none)) {
     if (std::filesystem::read_symlink(at->path(), none) != name) {

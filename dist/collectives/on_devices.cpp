@@ -9,7 +9,7 @@
 namespace tandem {
 namespace {
 
-// What a rank tells the others, as bytes.
+// The data that a rank sends to the others, as bytes.
 struct Told {
   char device[40] = {};
   std::int32_t nccl = 0;  // its version; 0: it has none
@@ -18,7 +18,7 @@ struct Told {
 
 void put(char* to, std::size_t room, const std::string& text) { std::strncpy(to, text.c_str(), room - 1); }
 
-// Why NCCL cannot join all of them; empty: it can.
+// The reason why NCCL cannot connect all ranks; empty: it can.
 std::string why_not(const std::vector<Told>& all, const Communicator& ranks) {
   for (std::size_t r = 0; r < all.size(); r++) {
     if (!all[r].device[0]) return ranks.where(int(r)) + " has no GPU";

@@ -18,9 +18,9 @@ using Clock = std::chrono::steady_clock;
 struct Operation {
   Buffer data;
   std::function<Work(Buffer pinned, std::int64_t begin)> call;
-  bool fetches, sends;      // the chunk from the device before the call, and to it afterwards
+  bool fetches, sends;      // the chunk: from the device before the call; to it afterwards
   std::int64_t chunk;       // elements
-  std::int64_t chunks = 0;  // at least one: the other ranks see that it is empty
+  std::int64_t chunks = 0;  // at least one, so that the other ranks detect an empty call
   std::int64_t begun = 0, ended = 0;
   bool over() const { return ended == chunks; }
 };
@@ -35,10 +35,10 @@ struct Slot {
 };
 
 // Chunks begin, are exchanged and end in the order of the calls, which is the same on all ranks. Collectives are one
-// lane, and so are the messages to each rank and from it: a long one must not keep another from beginning.
+// lane, and so are the messages to each rank and those from it: a long message must not delay the start of another.
 struct Lane {
   std::list<Slot> free, under_way;
-  std::deque<Operation*> queue;  // chunks of theirs have not begun
+  std::deque<Operation*> queue;  // operations with chunks that have not begun
 };
 
 class StagedWork : public Work::Operation {
@@ -102,7 +102,7 @@ class Staged : public Communicator {
     return part ? staged(std::move(part), backend_, options_) : nullptr;
   }
 
-  // Copies end without ringing any doorbell.
+  // The end of a copy sends no notification.
   void rest() override { std::this_thread::sleep_for(std::chrono::microseconds(20)); }
   void wake() override { host_->wake(); }
   Traffic traffic() const override {
@@ -116,7 +116,7 @@ class Staged : public Communicator {
   static constexpr int collectives = -1;
 
   Cuts whole(const Cuts& cuts, Buffer data) const { return cuts.empty() ? even_cuts(data.count, size()) : cuts; }
-  // Of a chunk: what of it is whose.
+  // The cuts within one chunk.
   static Cuts within(Cuts cuts, std::int64_t begin, std::int64_t count) {
     for (std::int64_t& c : cuts) c = std::clamp<std::int64_t>(c - begin, 0, count);
     return cuts;
@@ -141,7 +141,7 @@ class Staged : public Communicator {
   void carry_on() {
     bool any = false, copies = false;
     for (auto& [number, lane] : lanes_)
-      while (int(begin_next(lane)) + int(exchange(lane)) + int(land(lane)) > 0) any = true;  // all three of them
+      while (int(begin_next(lane)) + int(exchange(lane)) + int(land(lane)) > 0) any = true;  // calls all three
     const auto now = Clock::now();
     if (any) moved_ = now;
     for (auto& [number, lane] : lanes_)
@@ -201,7 +201,7 @@ class Staged : public Communicator {
     return moved;
   }
 
-  // What is under way of it is dropped: not before the device has let go of its memory.
+  // Drops the operation's chunks in flight, after the device has stopped using their memory.
   void give_up(Lane& lane, Operation& o) {
     std::erase(lane.queue, &o);
     for (auto at = lane.under_way.begin(); at != lane.under_way.end();) {
@@ -219,14 +219,14 @@ class Staged : public Communicator {
   Backend& backend_;
   StagedOptions options_;
   std::unique_ptr<Queue> down_, up_;
-  std::map<int, Lane> lanes_;  // collectives; 2·rank: messages to it, 2·rank + 1: from it
+  std::map<int, Lane> lanes_;  // −1: collectives; 2·rank: messages to it, 2·rank + 1: from it
   Clock::time_point moved_ = Clock::now();
 };
 
 StagedWork::~StagedWork() {
   try {
     if (!operation_->over()) all_.give_up(lane_, *operation_);
-  } catch (const Error&) {  // the device has failed: nothing is copied any more
+  } catch (const Error&) {  // the device has failed: no copies are made
   }
 }
 bool StagedWork::advance() {

@@ -40,7 +40,7 @@ std::string interface_of(const std::string& address) {
   return name;
 }
 
-// UCX takes 4.3 MB of /dev/shm for each rank of a host; a container of Docker's has 64 MB.
+// UCX uses 4.3 MB of /dev/shm for each rank of a host. A Docker container has 64 MB.
 constexpr std::uint64_t of_dev_shm = 8 << 20;
 bool dev_shm_is_small() {
   struct statvfs s {};
@@ -58,15 +58,15 @@ std::string size_of_dev_shm() {
 }  // namespace
 
 Worker::Worker(const std::string& interface_address, Use use) {
-  // UCX takes the options of its transports from the environment only; what the user has set stays.
+  // UCX reads the options of its transports from the environment only. Settings of the user are kept.
   setenv("UCX_POSIX_ERROR_HANDLING", "y", 0);
   setenv("UCX_SYSV_ERROR_HANDLING", "y", 0);
   if (use == Use::survives)
-    setenv("UCX_TCP_TX_SEG_SIZE", "64k", 0);  // its copies, of a fragment each: 8 KiB take 1.6 times as long
+    setenv("UCX_TCP_TX_SEG_SIZE", "64k", 0);  // the copy of a fragment: 8 KiB take 1.6 times as long
   const std::vector<int> before = listening_sockets();
   const bool chosen = std::getenv("UCX_TLS"), small = dev_shm_is_small();
   ucs_status_t status = create(interface_address, use, !small);
-  // It may also be full, or not to be written.
+  // /dev/shm may also be full or not writable.
   if (status != UCS_OK && use != Use::survives && !small && !chosen) status = create(interface_address, use, false);
   const std::string hint =
       use == Use::survives ? "" : " (" + size_of_dev_shm() + (chosen ? ", or leave UCX_TLS out)" : ")");
@@ -87,14 +87,13 @@ ucs_status_t Worker::create(const std::string& interface_address, Use use, bool 
   const auto take = [&](const char* name, const std::string& value) {
     if (!std::getenv((std::string("UCX_") + name).c_str())) UCX_CHECK(ucp_config_modify(config, name, value.c_str()));
   };
-  // System V's shared memory does not lie in /dev/shm.
+  // System V shared memory is not in /dev/shm.
   if (use == Use::memory) take("TLS", in_dev_shm ? "self,sm" : "self,sysv,cma");
   if (use == Use::all && !in_dev_shm) take("TLS", "^posix");
   if (use == Use::survives) take("TLS", "^sm"), take("ZCOPY_THRESH", "inf");
   if (!devices.empty()) take("NET_DEVICES", devices + rdma);
-  // Over TCP a rendezvous gains nothing, and waits behind the bytes that are on their way: 71 MB/s instead of 120 at 1
-  // Gbit/s. Longer messages it puts together in memory of its own; with its header, this is one of its fragments (64
-  // KiB).
+  // Over TCP UCX's rendezvous has no advantage, and waits for the bytes in flight: 71 MB/s instead of 120 at 1 Gbit/s.
+  // UCX reassembles longer messages in its own memory. `fragment` and a header are one of UCX's fragments (64 KiB).
   if (rdma.empty() && !std::getenv("UCX_RNDV_THRESH")) fragment = 60 << 10;
   if (rdma.empty()) take("RNDV_THRESH", "inf");
   ucp_params_t p{};
@@ -137,7 +136,7 @@ std::string Worker::address() const {
 
 namespace {
 
-// What travels before the elements.
+// Sent before the elements.
 struct Envelope {
   std::uint64_t nonce;
   std::int32_t from;
@@ -193,7 +192,7 @@ class UcxWire : public Wire, private Link {
     for (int i = 0; i < 64 && Link::progress(); i++) {}
     const auto gone =
         std::find_if(receives_.begin(), receives_.end(), [&](const PendingMessage* p) { return left(p->peer); });
-    control_->check();  // afterwards: who left because of a failure has told of it before
+    control_->check();  // after left(): a rank that fails reports it before it leaves
     if (!error_.empty()) throw CommunicationError(culprit_, error_);
     if (gone != receives_.end())
       throw CommunicationError((*gone)->peer,
@@ -211,7 +210,7 @@ class UcxWire : public Wire, private Link {
       std::size_t length = 0;
       std::FILE* memory = open_memstream(&text, &length);
       if (!memory) continue;
-      ucp_ep_print_info(p.endpoint, memory);  // a line each: "lane[0]:  2:tcp/eth0.0 md[1] …"
+      ucp_ep_print_info(p.endpoint, memory);  // one line per lane: "lane[0]:  2:tcp/eth0.0 md[1] …"
       std::fclose(memory);
       std::istringstream words(text);
       std::free(text);
@@ -233,7 +232,7 @@ class UcxWire : public Wire, private Link {
   void report_wait(const WaitForEdge& edge) override { control_->report_wait(this, edge); }
   bool left(int rank) const override { return control_->gone(rank) || control_->lost(rank); }
   bool works(int rank) const override { return control_->works(rank); }
-  // A lost rank is the others' loss only where they need it: this one ends, and the job need not.
+  // A lost rank fails only the ranks that need it: this rank ends, but the job need not.
   void fail(int culprit, const std::string& text) override {
     if (!control_->lost(culprit)) control_->fail(culprit, text);
   }
@@ -242,7 +241,7 @@ class UcxWire : public Wire, private Link {
  private:
   int last_in_line(int waits_for) override { return control_->last_in_line(waits_for); }
 
-  struct Unexpected : Arrival {  // a message that nobody waits for yet
+  struct Unexpected : Arrival {  // a message without a matching receive yet
     Header header;
   };
   struct PendingMessage : Request {
@@ -289,7 +288,7 @@ class UcxWire : public Wire, private Link {
     return {from, where(from) + " calls " + describe(theirs) + " where " + where(rank()) + " calls " + describe(mine)};
   }
 
-  // Gives a message to the receive that waits for it. May be called by UCX.
+  // Delivers a message to the receive that waits for it. UCX may call this.
   void deliver(PendingMessage& pending, Unexpected& u) {
     if (!u.header.agrees(pending.header) || u.bytes != pending.bytes) {
       pending.error = disagreement(u.from, u.header, pending.header).what();

@@ -1,5 +1,5 @@
-// What happens in a simulated run when a worker's step has ended: by servers, by all-reduce, or by steps of the
-// workers' own.
+// The methods of a simulated run: what follows a worker's step under servers, under all-reduce, or if workers make
+// their own steps.
 #include <algorithm>
 #include <cmath>
 
@@ -14,8 +14,8 @@
 namespace tandem {
 namespace {
 
-// ---- by servers, or by all-reduce -----------------------------------------------------------------------------------
-// A shard of the whole vector, in the server's own hands: it says whose push is applied when, and who may go on.
+// ---- servers, or all-reduce -----------------------------------------------------------------------------------------
+// One shard of the whole vector. The server's code determines when each push is applied, and which workers continue.
 class ByServers : public Method {
  public:
   ByServers(Simulation& s, const Asynchrony& how, bool ring)
@@ -39,7 +39,7 @@ class ByServers : public Method {
   double way_there() const override { return ring_ ? 0 : s_.one_way(); }
   const Tensor& weights() override { return service_.shard().values(); }
   std::vector<std::int64_t> delays() const override {
-    const ShardCounts& c = service_.counts();  // of gradients that make an update together, one counts
+    const ShardCounts& c = service_.counts();  // one delay is counted per update
     return synchronous_ && c.version ? std::vector<std::int64_t>{std::int64_t(c.version)} : c.delays;
   }
 
@@ -47,7 +47,7 @@ class ByServers : public Method {
 
   void arrived(int worker) override {
     waits_[std::size_t(worker)] = true;
-    // Together, all gradients are computed at the end: with one learning rate, and in the order of the workers.
+    // Synchronous gradients are all computed at the end: with one learning rate, and in the order of the workers.
     if (synchronous_ && std::count(waits_.begin(), waits_.end(), true) < s_.active()) return;
     for (int m = 0; m < s_.workers(); m++)
       if (waits_[std::size_t(m)]) push(m);
@@ -61,14 +61,14 @@ class ByServers : public Method {
     for (auto answers = service_.answers(s_.now()); !answers.empty(); answers = service_.answers(s_.now()))
       for (const auto& a : answers) {
         s_.start(a.worker, s_.now() + (ring_ ? s_.all_reduce() : s_.one_way()));
-        if (!s_.is_active(a.worker)) service_.lost(a.worker);  // it holds nobody back
+        if (!s_.is_active(a.worker)) service_.lost(a.worker);  // then no worker waits for it
       }
     if (service_.due() == looks_at_) return;
     looks_at_ = service_.due();
     if (std::isfinite(looks_at_)) s_.visit(0, looks_at_);
   }
   void push(int m) {
-    if (service_.drops(m)) {  // nobody looks at this gradient: it need not be computed
+    if (service_.drops(m)) {  // this gradient is not used, so it is not computed
       s_.again(m);
       service_.push(m, ++exchanges_[std::size_t(m)], s_.computed(), 1, sent_[std::size_t(m)]);
       return;
@@ -81,18 +81,18 @@ class ByServers : public Method {
 
   Simulation& s_;
   bool synchronous_, of_means_, ring_;
-  double looks_at_ = 0;  // ShardService::due(), for which a visit is under way
+  double looks_at_ = 0;  // the ShardService::due() for which a visit is queued
   std::shared_ptr<const Rule> rule_;
   ShardService service_;
-  std::vector<ExchangeId> exchanges_;  // of each worker, the last
-  std::vector<Tensor> sent_;           // the weights that it was sent
+  std::vector<ExchangeId> exchanges_;  // the last of each worker
+  std::vector<Tensor> sent_;           // the weights sent to each worker
   std::vector<std::uint8_t> waits_;
 };
 
-// ---- by workers that make steps of their own ------------------------------------------------------------------------
-// Each worker has weights and a velocity, makes H SGD steps, and then exchanges what came of them, as rounds.h says.
-// Under easgd nobody waits: worker and centre are drawn to each other, x −= α(x − z), z += α(x − z), α = 0.9/K, when
-// the worker arrives (Zhang, Choromanska and LeCun 2015, the asynchronous form).
+// ---- workers that make their own steps ------------------------------------------------------------------------------
+// Each worker has weights and a velocity, makes H SGD steps, and then exchanges the result as in rounds.h. Under easgd
+// no worker waits. When a worker arrives, it and the centre are pulled to each other: x −= α(x − z), z += α(x − z),
+// α = 0.9/K (Zhang, Choromanska and LeCun 2015, the asynchronous form).
 class Local : public Method {
  public:
   using Kind = RoundSteps::Kind;
@@ -147,7 +147,7 @@ class Local : public Method {
  private:
   struct Worker {
     Tensor x, velocity;
-    Tensor exchanged;  // x as it went into the mean that is under way
+    Tensor exchanged;  // x as it was sent for the mean in flight
     std::int64_t made = 0;
     bool waits = false;
   };
@@ -161,7 +161,7 @@ class Local : public Method {
     if (how_.kind == Kind::elastic || s_.active() == 0) return;
     if (std::count_if(workers_.begin(), workers_.end(), [](const Worker& w) { return w.waits; }) < s_.active()) return;
     double at = s_.now() + s_.all_reduce();
-    if (how_.kind == Kind::cocod) {  // the mean of what they had the last time, and what each has done since
+    if (how_.kind == Kind::cocod) {  // the mean at the last exchange, plus each worker's change since
       average([](const Worker& w) -> const Tensor& { return w.exchanged; });
       for (Worker& w : workers_) {
         join_mean(w.x, w.exchanged, mean_, 1);
@@ -210,7 +210,7 @@ int vectors_of_a_worker(const SimulatorOptions& options) {
   const auto how = Asynchrony::parse(text == "all-reduce" ? "bsp" : text);
   how.check_workers(text, options.cluster.workers);
   const auto keeps = (options.rule ? options.rule : make_rule(how.rule))->keeps();
-  // What it was sent, always; with bsp and a quorum its gradient, until enough are there.
+  // Always the weights sent to the worker. With bsp and a quorum also its gradient, until enough have arrived.
   return 1 + how.of_means() + keeps.square_avg + keeps.own;
 }
 

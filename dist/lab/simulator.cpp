@@ -77,7 +77,7 @@ bool Simulation::gradient(int worker, const Tensor& weights) {
   in_a_row_ = 0;
   loss_sum_ += l.item() * double(batch.size());
   decays_.finish_gradients(flat_.all());
-  // Running statistics: the difference that this batch made, averaged in.
+  // Running statistics: adds the change by this batch, divided by the number of workers.
   float *all = buffers_.write<float>(), share = 1 / float(workers());
   const float *after = flat_.buffers.data<float>(), *before = m.buffers.data<float>();
   for (std::int64_t i = 0; i < buffers_.numel(); i++) all[i] += share * (after[i] - before[i]);
@@ -130,7 +130,7 @@ SimulatorReport Simulation::run(Method& method) {
       method.visited(e.worker);
     else
       method.arrived(e.worker);
-    applied_ += std::exchange(computed_, 0);  // only now: what was computed together has one learning rate
+    applied_ += std::exchange(computed_, 0);  // only now: gradients computed together have one learning rate
     const bool epoch_ends = ended_epochs() > std::int64_t(report_.epochs.size()), evaluates = evaluation_is_due();
     if (epoch_ends || evaluates) show();
     const Evaluations v = evaluates ? evaluate_now(metrics) : Evaluations{};
@@ -161,7 +161,7 @@ Simulation::Evaluations Simulation::evaluate_now(MetricsFile& metrics) {
   };
   add(v.validation, "validation_accuracy", report_.evaluations.back().validation_accuracy);
   add(v.test, "test_accuracy", report_.evaluations.back().test_accuracy);
-  // No epoch ends here, whose line has them
+  // Only if no epoch ends now: the line of an epoch has them
   if (ended_epochs() == std::int64_t(report_.epochs.size())) metrics.write(fields);
   return v;
 }

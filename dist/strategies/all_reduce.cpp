@@ -13,14 +13,14 @@
 namespace tandem {
 namespace {
 
-// What an asynchronous device needs besides. There backward only queues work, and marks an event behind each bucket; a
-// recorded step can hold both. The exchange of a bucket begins when the device has reached its event.
+// Additional state for an asynchronous device. There backward only queues work, and marks an event after each bucket. A
+// recorded step can contain both. The exchange of a bucket begins when the device has reached its event.
 struct BehindTheHost {
-  // Separate: what is under way on the device's memory begins in an order of its own
+  // Separate: exchanges on the device's memory begin in an order of their own
   std::unique_ptr<Communicator> flags;
   std::unique_ptr<Event> end;  // of backward
-  std::shared_ptr<void> loss;  // this rank's, in the host's memory at the end of backward
-  Tensor anywhere;             // NaN when a loss is not finite on some rank, else 0
+  std::shared_ptr<void> loss;  // this rank's, in host memory at the end of backward
+  Tensor anywhere;             // NaN if the loss of any rank is not finite, else 0
 };
 
 class AllReduce : public Replicas {
@@ -35,7 +35,7 @@ class AllReduce : public Replicas {
             "all-reduce: PowerSGD's products travel as f32");
   }
 
-  ~AllReduce() override { across_->gather = nullptr; }  // the model may live on
+  ~AllReduce() override { across_->gather = nullptr; }  // the model may outlive this object
 
   void prepare(Module& model, Task& task, const PrepareOptions& options) override {
     if (options_.classifier) options_.classifier->prepare(model, task);
@@ -44,7 +44,7 @@ class AllReduce : public Replicas {
     syncs_ = true;
   }
 
-  // Where ranks share memory, the vectors lie there.
+  // If ranks share memory, the vectors are in it.
   FlatMemory memory() override {
     return [this](Backend& backend, std::int64_t numel) {
       auto shared = shared_memory(backend, std::size_t(numel) * sizeof(float));
@@ -96,7 +96,8 @@ class AllReduce : public Replicas {
       std::exchange(flat_, nullptr)->on_gradient(nullptr);
       sent_ = 0;
       bucket_bytes_ = buckets_[0]->largest();
-      for (auto& b : buckets_) sent_ = std::max(sent_, b->over().traffic().bytes);  // of a job's wire, which they share
+      // All buckets share the wire of the job
+      for (auto& b : buckets_) sent_ = std::max(sent_, b->over().traffic().bytes);
       buckets_.clear(), behind_.reset();
     }
     const std::uint64_t of_layer = options_.classifier ? options_.classifier->sent_bytes() : 0;
@@ -131,7 +132,7 @@ class AllReduce : public Replicas {
     return text.str();
   }
 
-  // Every rank's numbers, in the order of ranks, while buckets may be under way.
+  // Gathers every rank's numbers, in the order of ranks. Buckets may be in flight.
   std::vector<double> of_all(const std::vector<double>& mine) {
     std::vector<double> all(mine.size() * std::size_t(size()));
     std::copy(mine.begin(), mine.end(), all.begin() + std::ptrdiff_t(mine.size()) * rank());
@@ -143,7 +144,7 @@ class AllReduce : public Replicas {
     return all;
   }
 
-  // The loss is fetched, and the end of backward marked, behind what was queued for this step.
+  // Fetches the loss and marks the end of backward after the work that is queued for this step.
   void exchange_on_device(const Tensor& loss) {
     for (auto& b : buckets_) b->pack_rest();
     Queue& queue = flat_->backend().queue();
@@ -159,7 +160,7 @@ class AllReduce : public Replicas {
     rewind(true);
   }
 
-  // Of all buckets and the flags; `finite` is asked when this rank's backward is over.
+  // Exchanges all buckets and the flags. `finite` is called when this rank's backward has ended.
   void exchange(const std::function<bool()>& finite) {
     if (!behind_) reducer_.waits();
     for (auto& b : buckets_) b->agree();
@@ -173,24 +174,25 @@ class AllReduce : public Replicas {
     reducer_.finish();
     stop_ = flags_[1] > 0;
     if (slices_) arrived(), measure_slices(*optimizer_);
-    // Before they change: who fails here has the state of a whole step.
+    // Before the update: a rank that fails here has the state of a complete step.
     if (options_.check_every > 0 && steps_ > 0 && steps_ % options_.check_every == 0)
       compare_parameters(*flat_, steps_);
     steps_++;
   }
 
-  std::shared_ptr<AcrossRanks> across_ = std::make_shared<AcrossRanks>();  // asked by the batch norms
+  std::shared_ptr<AcrossRanks> across_ = std::make_shared<AcrossRanks>();  // used by the batch norms
   bool syncs_ = false;
   AllReduceOptions options_;
   FlatParameters* flat_ = nullptr;
   Optimizer* optimizer_ = nullptr;
-  std::unique_ptr<BehindTheHost> behind_;  // null where backward has computed what its hooks tell of
-  // Of the replicated ranges, and of slices that several ranks have
+  // Null if a gradient is already computed when backward calls its hook
+  std::unique_ptr<BehindTheHost> behind_;
+  // For the replicated ranges, and for slices that several ranks have
   std::vector<std::unique_ptr<GradientBuckets>> buckets_;
   std::int64_t steps_ = 0, bucket_bytes_ = 0;
-  std::uint64_t sent_ = 0;   // in a run that has ended
-  float flags_[2] = {0, 0};  // ranks whose loss is not finite; ranks that want to stop
-  Reducer reducer_;          // last: its thread ends first
+  std::uint64_t sent_ = 0;   // bytes, in a run that has ended
+  float flags_[2] = {0, 0};  // ranks whose loss is not finite; ranks with a stop request
+  Reducer reducer_;          // last member: its thread ends first
 };
 
 }  // namespace

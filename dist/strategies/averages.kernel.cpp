@@ -69,7 +69,7 @@ struct OuterStep {
   TANDEM_HD void operator()(std::int64_t i) const {
     const T mean = sum[i] / ranks, delta = theta[i] - mean, since = x[i] - sent[i];
     m[i] = beta * m[i] + delta;
-    theta[i] = mean + ((1 - gamma) * delta - gamma * beta * m[i]);  // θ − γ(Δ + β·m), without rounding Δ where γ is 1
+    theta[i] = mean + ((1 - gamma) * delta - gamma * beta * m[i]);  // θ − γ(Δ + β·m), without rounding Δ if γ is 1
     x[i] = theta[i] + since;
   }
 };

@@ -24,7 +24,7 @@ class Daso : public HostSteps {
 
   void begin(FlatParameters& flat, Optimizer& optimizer) override {
     HostSteps::begin(flat, optimizer);
-    chunks_.clear();  // none has both replicated values and slices
+    chunks_.clear();  // no chunk has both replicated values and slices
     for (OwnerClass owner : {OwnerClass::replicated, OwnerClass::slice})
       for (Range r : cut(flat.all(owner).length(), flat.values.dtype(), settings_.bucket_bytes))
         chunks_.push_back({r.begin + flat.all(owner).begin, r.end + flat.all(owner).begin});
@@ -46,7 +46,7 @@ class Daso : public HostSteps {
   }
 
  private:
-  // An exchange between hosts, on the ranks of its group; the others know that it is under way.
+  // An exchange between hosts by the ranks of its group. The other ranks record that it is in flight.
   struct Sync {
     Tensor sum, sent;
     std::vector<Reducer::Pending> pending = {};
@@ -54,7 +54,7 @@ class Daso : public HostSteps {
     float told[2] = {0, 0};
   };
   bool member(const Sync& s) const { return s.group == host_->rank(); }
-  // What this rank sends and receives: a member of the group all of its weights, the others their slices.
+  // The range that this rank sends and receives: all weights for a member of the group, the slices for other ranks.
   Range part(const Sync& s) const { return member(s) ? flat_->all() : flat_->all(OwnerClass::slice); }
   Tensor part(const Sync& s, const Tensor& whole) const { return whole.range(part(s).begin, {part(s).length()}); }
   bool narrow() const { return schedule_.blocking() && o_.bf16; }
@@ -89,7 +89,7 @@ class Daso : public HostSteps {
     if (narrow() && !o_.differences) narrow_.copy_from(x);
     if (!narrow()) keep(s.sum, x);
     if (!blocks && o_.keep_progress) keep(s.sent, x);
-    tell(*optimizer_);  // waits for the device: what is sent is there
+    tell(*optimizer_);  // waits for the device: the data to send is complete
     std::copy_n(told_, 2, s.told);
     auto add = [&](Communicator& over, Buffer data, Combine how) {
       s.pending.push_back(reducer_.add({.over = over,
@@ -108,7 +108,7 @@ class Daso : public HostSteps {
     if (!copy.defined()) copy = vector(*flat_, x.dtype());
     copy.copy_from(x);
   }
-  // Waits for it. False: a rank's step was not finite, and weights stay as they are.
+  // Waits for the exchange. False: a rank's step was not finite, so the weights are not changed.
   bool arrives(Sync& s) {
     for (Reducer::Pending p : s.pending) reducer_.waits(), reducer_.wait(p);
     in_host_.flags().broadcast({s.told, 2, DType::f32}, s.group).wait();
@@ -149,11 +149,11 @@ class Daso : public HostSteps {
   }
 
   std::vector<Range> chunks_;
-  std::array<Sync, 2> syncs_;  // a send may leave before the last one is merged
+  std::array<Sync, 2> syncs_;  // an exchange may begin before the last one is merged
   std::size_t now_ = 0;
   int active_ = 0;
-  Tensor common_, error_, narrow_;  // the last common state; what rounding left behind; what travels
-  Reducer reducer_;                 // last: its thread ends first
+  Tensor common_, error_, narrow_;  // the last common state; the rounding error; the data to send
+  Reducer reducer_;                 // last member: its thread ends first
 };
 
 }  // namespace

@@ -37,7 +37,7 @@ bool EarlyPush::finish(const Tensor& loss) {
   optimizer_.check_gradients(&loss);
   const bool finite = optimizer_.read_state().not_finite == 0;
   if (finite && !sends_) optimizer_.finish_gradients(flat_.all());
-  sends_ = measured_ = false;  // a backward that looks for what is not finite sends nothing
+  sends_ = measured_ = false;  // a backward that searches for non-finite values sends nothing
   return finite;
 }
 

@@ -19,7 +19,7 @@ std::vector<Range> cut(std::int64_t numel, DType dtype, std::int64_t bytes) {
   return ranges;
 }
 
-// The same without cutting a parameter in two: as long as `bytes` or longer.
+// Like cut(), but splits no parameter: a range has about `bytes` or more; the last may have less.
 static std::vector<Range> cut_between_parameters(const FlatParameters& flat, const Range& trained, std::int64_t bytes) {
   const std::int64_t length = cut(trained.length(), flat.gradients.dtype(), bytes)[0].length();
   std::vector<Range> ranges;
@@ -75,7 +75,7 @@ GradientBuckets::GradientBuckets(FlatParameters& flat, const std::vector<Range>&
   restart();
 }
 
-// Those of the parameters there for which two thin ones are shorter: the first size of a shape by all others.
+// The range's parameters with more elements than their two factors, as matrices: the first size by all others.
 std::vector<PowerSgd::Matrix> GradientBuckets::matrices(const Range& range, std::int64_t rank) const {
   std::vector<PowerSgd::Matrix> all;
   for (const ParameterRange& p : flat_.parameter_ranges()) {
@@ -120,7 +120,7 @@ void GradientBuckets::pack_rest() {
     if (b.parameters.empty()) pack(b);
 }
 
-// Queued, and perhaps recorded: a bucket's gradients as they travel, and that they are there.
+// Queues, and perhaps records, the conversion of a bucket's gradients for sending and the event that they are complete.
 void GradientBuckets::pack(Bucket& b) {
   if (narrow_.defined()) narrow_.range(b.range.begin, {b.range.length()}).copy_from(gradients(b));
   flat_.backend().queue().mark(*b.final);

@@ -73,7 +73,7 @@ void SlicedClassifier::prepare(Module& model, Task& task) {
             });
   task.loss = [layer = layer_, waits = waits_, plain = *loss](const Variable& outputs, const Tensor& labels,
                                                               Tensor* correct) {
-    if (!layer->handed_on()) return plain(outputs, labels, correct);  // alone, or in eval mode: rows of logits
+    if (!layer->handed_on()) return plain(outputs, labels, correct);  // one rank, or eval mode: rows of logits
     *waits = false;
     if (outputs.value().raw() != layer->handed_on())
       refuse("hybrid: the model goes on behind ", layer->path(),

@@ -28,7 +28,7 @@ std::vector<std::string> MachineShare::gather(const std::string& mine, const Gat
   const std::string everywhere = gather_texts(*on_host_, leads() ? bundle(among_leaders(bundle(here))) : "")[0];
   std::vector<std::string> all(static_cast<std::size_t>(job_size_));
   for (const std::string& machine : unbundle(everywhere)) {
-    if (machine.empty()) continue;  // it is lost
+    if (machine.empty()) continue;  // the machine is lost
     for (const std::string& text : unbundle(machine)) {
       const auto said = unbundle(text);
       all[std::stoul(said[0])] = said[1];

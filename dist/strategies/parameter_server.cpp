@@ -75,10 +75,10 @@ class ParameterServer : public Strategy {
   }
   std::int64_t steps(std::int64_t known) const override {
     if (!leased_) return known;
-    // Known: with the steps of a round that is not pushed yet
+    // `known` includes the steps of a round that is not pushed yet
     return round_ ? std::max(known, leases_.steps(known)) : leases_.steps(known);
   }
-  // Rank 0 reports what all ranks have trained since its last report, and in how much time.
+  // Rank 0 reports the training of all ranks since its last report, and the time that it took.
   EpochEnd end_epoch(const EpochEnd& mine) override {
     EpochEnd end = mine;
     leases_.tell();
@@ -131,7 +131,7 @@ class ParameterServer : public Strategy {
       if (leased_) leased_->look_ahead();
       early_->ready(parameter);
     });
-    if (leased_ || size() == 1) return;  // the first pull brings rank 0's weights
+    if (leased_ || size() == 1) return;  // the first pull receives rank 0's weights
     vectors_.broadcast_first();
   }
   void use(Optimizer& optimizer) {
@@ -150,13 +150,12 @@ class ParameterServer : public Strategy {
     const SGDOptions& sgd = served_sgd(optimizer, options_.how);
     if (rank() == 0 && size() > 1)
       tell_what_does_not_hold(options_.how, optimizer, workers(), flat_->backend().deterministic());
-    // A loop of the user's own weighs its loss with its share of a batch of all ranks, and a push is a batch of its
-    // own.
+    // A user's own loop scales its loss by its share of a batch of all ranks, but a push is a whole batch.
     optimizer.gradients_are_shares_of(leased_ ? 1 : workers());
     momentum_ = sgd.momentum;
   }
 
-  // ---- the batches' side --------------------------------------------------------------------------------------------
+  // ---- batches and steps --------------------------------------------------------------------------------------------
   void start_at(std::int64_t lease) {
     told_ = {};
     if (begun_) return;
@@ -164,7 +163,7 @@ class ParameterServer : public Strategy {
     if (plan_.stop_after > 0) end = std::min(end, std::max(lease, plan_.stop_after * leases_per_step()));
     begin_exchange(leases_.begin(lease, end, round_ ? round_->how().every.steps : 1, leased_->leases_per_epoch()));
   }
-  // The next lease, or nothing once the run is over: then this rank has the last weights.
+  // Returns the next lease, or nothing when the run is over. Then this rank has the final weights.
   std::optional<std::int64_t> draw() {
     if (over_) return {};
     if (stop_requested_ && !leases_.follows()) server_node_.stop();
@@ -173,8 +172,8 @@ class ParameterServer : public Strategy {
     return lease;
   }
 
-  // Pushes the gradients and takes the new weights: the servers make the step. In a round of a worker's own steps
-  // finish() does.
+  // Pushes the gradients and pulls the new weights: the servers make the step. If a worker makes rounds of its own
+  // steps, finish() does this.
   void exchange(const Tensor& loss) override {
     loss_ = loss;
     if (options_.classifier) options_.classifier->step();
@@ -203,7 +202,7 @@ class ParameterServer : public Strategy {
     begin_step();
   }
 
-  // What this worker has trained since its last push.
+  // The samples and metric sums of this worker since its last push.
   MachineShare::Step trained() {
     MachineShare::Step step{.samples = double(leased_ ? leased_->take_samples() : 0)};
     if (plan_.running_sums) {
@@ -213,7 +212,7 @@ class ParameterServer : public Strategy {
     }
     return step;
   }
-  // False: the run has diverged, or is to stop where a gradient is not finite.
+  // False: the run has diverged, or must stop at a non-finite gradient.
   bool goes_on(bool finite) {
     in_a_row_ = finite ? 0 : in_a_row_ + 1;
     if (finite) return true;
@@ -235,19 +234,19 @@ class ParameterServer : public Strategy {
           .add({.name = "push and pull", .kind = "wait", .begin = began, .end = trace_->now()});
   }
 
-  // ---- for evaluation, checkpoints, the end -------------------------------------------------------------------------
+  // ---- evaluation, checkpoints, end ---------------------------------------------------------------------------------
   void synchronize(Shared what, FlatParameters&, Optimizer& optimizer) override {
     if (what != Shared::optimizer) return;
     require(&optimizer == optimizer_, "synchronize() of another optimizer than begin() was given");
     if (machine_ && !leased_) fail(name(), ": a loop of one's own does not get the servers' velocity");
-    if (!machine_) vectors_.velocity(velocity());  // otherwise end_epoch() has, on all ranks of this machine
+    if (!machine_) vectors_.velocity(velocity());  // otherwise end_epoch() did, on all ranks of the machine
   }
   void saved(StrategyState& state) override {
     if (round_ && round_->momentum().defined()) state.vector("momentum", round_->momentum());
   }
   Measures end() override {
     if (begun_ && !over_) {
-      // Other ranks' ends are their own matter in a loop of the user's own; fit() ends all of them.
+      // fit() ends the run of all ranks. In a user's own loop each rank ends by itself.
       if (leased_) server_node_.stop();
       end_run();
     }
@@ -257,9 +256,9 @@ class ParameterServer : public Strategy {
   }
 
  private:
-  static constexpr int longest_row = 20;  // of gradients that are not finite: then the run has diverged
+  static constexpr int longest_row = 20;  // non-finite gradients in a row: then the run has diverged
 
-  // On this side: the optimizer's, or of rounds the servers' own. Undefined: there is none.
+  // This rank's tensor for the velocity: the optimizer's, or with rounds that for the servers' m. Undefined: none.
   Tensor velocity() {
     if (round_) return round_->momentum();
     for (auto& [name, vector] : optimizer_->vectors())
@@ -267,7 +266,7 @@ class ParameterServer : public Strategy {
     return {};
   }
 
-  // A machine's ranks combine what they have computed.
+  // Combines the gradients and counts of a machine's ranks.
   bool combine(MachineShare::Step& step, const Tensor& loss) {
     step.not_finite = std::isfinite(loss.item()) ? 0 : 1;
     step.stops = leases_.follows() && (stop_requested_ || (plan_.asked_to_stop && plan_.asked_to_stop()));
@@ -293,7 +292,7 @@ class ParameterServer : public Strategy {
     } else {
       o.learning_rate = [this](std::int64_t) { return learning_rate_.load(); };
     }
-    // A loop of the user's own does not say whether it resumes: zeros where it begins.
+    // A user's own loop does not report whether it resumes: its velocity is always used. It is zero in a new run.
     vectors_.begin(std::move(o), std::move(leases), round_ ? std::vector<float>() : learning_rate_scales(*flat_),
                    plan_.resumed || !leased_ ? velocity() : Tensor());
     begun_ = true;
@@ -321,9 +320,9 @@ class ParameterServer : public Strategy {
   Optimizer* optimizer_ = nullptr;
   Trace* trace_ = nullptr;
   double momentum_ = 0;
-  std::atomic<double> learning_rate_ = 0;  // of a loop of the user's own
+  std::atomic<double> learning_rate_ = 0;  // of a user's own loop
   std::optional<EarlyPush> early_;
-  std::optional<WorkerRound> round_;  // several steps to a push
+  std::optional<WorkerRound> round_;  // several steps per push
   int in_a_row_ = 0;
   bool begun_ = false, over_ = false;
   MetricSums told_;

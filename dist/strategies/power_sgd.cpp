@@ -62,7 +62,7 @@ void PowerSgd::finish_step(bool made) {
   if (made) residual_.swap(pending_), q_.swap(next_);
 }
 
-// A column of Q that is zero, at first and where the gradients had a smaller rank, would stay zero: it gets new random
+// Columns of Q are zero at first, and if the gradients had a smaller rank. They would stay zero, so they get new random
 // numbers.
 void PowerSgd::draw_missing(const Factors& f) {
   float* q = q_.data() + f.q;
@@ -85,8 +85,8 @@ void PowerSgd::multiply(const Factors& f) {
   }
 }
 
-// Gram and Schmidt's, each column twice, so that rounding leaves nothing of the columns before it. A column that is a
-// sum of those before it becomes zero; NaN stays NaN, and is seen in the gradients.
+// Gram-Schmidt, twice for each column, so that rounding leaves no component of the columns before it. A column that is
+// a linear combination of those before it becomes zero. NaN stays NaN, and is detected in the gradients.
 void PowerSgd::orthonormalize(const Factors& f) {
   float* p = p_.data() + f.p;
   auto dot = [&](std::int64_t a, std::int64_t b) {
@@ -108,7 +108,7 @@ void PowerSgd::orthonormalize(const Factors& f) {
   }
 }
 
-// Q_w = M_wᵀ P, and what did not travel: E_w = M_w − P Q_wᵀ.
+// Q_w = M_wᵀ P, and the part that is not sent: E_w = M_w − P Q_wᵀ.
 void PowerSgd::project(const Factors& f) {
   const std::int64_t r = f.rank, columns = f.columns;
   const float* p = p_.data() + f.p;

@@ -102,7 +102,7 @@ void Reducer::begin_due(std::deque<UnderWay>& waiting, std::list<UnderWay>& unde
       std::lock_guard lock(mutex_);
       if (waits_ == Clock::time_point()) ahead_ = Clock::now();
     }
-    std::int64_t lane = 1;  // the first that is free: the spans of a lane must not overlap
+    std::int64_t lane = 1;  // the first free one: the spans of a lane must not overlap
     while (std::any_of(under_way.begin(), under_way.end(), [&](const UnderWay& u) { return u.lane == lane; })) lane++;
     under_way.push_back(std::move(waiting.front()));
     waiting.pop_front();
@@ -113,7 +113,7 @@ void Reducer::begin_due(std::deque<UnderWay>& waiting, std::list<UnderWay>& unde
   }
 }
 
-// How many there were.
+// Returns how many exchanges have ended.
 std::size_t Reducer::end_finished(std::list<UnderWay>& under_way) {
   std::vector<Pending> ended;
   under_way.remove_if([&](UnderWay& u) {

@@ -22,23 +22,23 @@
 namespace tandem {
 namespace {
 
-// The value of an environment variable; empty where it is not set.
+// The value of an environment variable; empty if it is not set.
 using Setting = std::function<std::string(const char* variable)>;
 using Make = StrategyMaker;
 
 // A row of the table. A new strategy is one file in this folder, one parser here and one row below.
 struct Entry {
-  std::string names;                  // as an error lists them: "local-sgd:STEPS"
-  std::vector<std::string> settings;  // the environment variables that it reads; another strategy's are refused
-  // Reads the name with its arguments, and the settings, before the ranks meet. Returns what makes the strategy, or
-  // null where the name is not one of its own. Throws UsageError.
+  std::string names;                  // as listed in an error: "local-sgd:STEPS"
+  std::vector<std::string> settings;  // the environment variables that it reads; those of others are refused
+  // Parses the name with its arguments, and the settings, before the rendezvous. Returns a function that makes the
+  // strategy, or null if the name is that of another row. Throws UsageError.
   std::function<Make(const std::string& name, const Setting& setting, int ranks)> parse;
 };
 
 double deadline() { return Deadlines::from(process_environment()).wait; }
 
-// What may stand before the name of a rule. machines+: a machine is one worker. hybrid+: a machine is one worker, and
-// the last Linear is cut over its ranks. outer:H=100+: a push is what a worker's own steps have changed.
+// Prefixes of the name of a rule. machines+: a machine is one worker. hybrid+: a machine is one worker, and the last
+// Linear is divided over its ranks. outer:H=100+: a push is the change of the weights by a worker's own steps.
 constexpr std::string_view machines = "machines+", hybrids = "hybrid", rounds_of = "outer";
 std::size_t length_before_rule(const std::string& name) {
   if (name.starts_with(machines)) return machines.size();
@@ -97,8 +97,8 @@ Make parse_daso(const std::string& name, const Setting&, int) {
   };
 }
 
-// The last Linear is cut over the ranks of each host. The rest is another strategy's: all-reduce where none is named,
-// DASO, or an update rule of the parameter server (parse_server()).
+// The last Linear is divided over the ranks of each host. Another strategy trains the other layers: all-reduce if none
+// is named, DASO, or an update rule of the parameter server (parse_server()).
 Make parse_hybrid(const std::string& name, const Setting& setting, int) {
   if (!name.starts_with(hybrids) || Asynchrony::is_one(rule_in(name))) return {};
   const std::size_t plus = std::min(name.find('+'), name.size());
@@ -114,15 +114,15 @@ Make parse_hybrid(const std::string& name, const Setting& setting, int) {
            "update rule of the parameter server, as in hybrid+ddc-asgd");
   return [how, between, o = all_reduce_options(setting)]() mutable -> std::unique_ptr<Strategy> {
     Job job;
-    job.lane();  // as many ranks on every host
+    job.lane();  // refuses hosts with different numbers of ranks
     o.classifier = std::make_shared<SlicedClassifier>(job.on_host(), how);
     if (between) return daso(daso_ranks(job), *between, {.deadline = o.deadline, .classifier = o.classifier});
     return all_reduce(job.communicator(), o);
   };
 }
 
-// Of rounds that are late: more of them, with less momentum; and a rule that adds up what `pushes` workers push in full
-// takes a share of each (both our choice).
+// Rounds that arrive late have other defaults: more rounds with less momentum. A rule that adds the full pushes of
+// `pushes` workers uses a share of each (both our choice).
 std::optional<RoundSteps> round_in(const std::string& name, int pushes) {
   if (!name.starts_with(rounds_of)) return {};
   RoundSteps defaults{.kind = RoundSteps::Kind::outer, .every = {.steps = 20}, .momentum = 0.3};
@@ -157,7 +157,7 @@ Make parse_server(const std::string& full_name, const Setting& setting, int rank
   const bool quorum = o.how.kind == Asynchrony::Kind::quorum;
   o.round = round_in(full_name, quorum || o.how.rule == "delayed-nesterov" ? 1 : ranks - o.servers);
   if (o.round && quorum && name.find('+') == name.npos) o.how.rule = "delayed-nesterov";
-  // A step of a quorum has the mean of its rounds already.
+  // A step of a quorum already uses the mean of its rounds.
   if (o.round && o.how.rule == "delayed-nesterov")
     o.how.rule += ":every=" + std::to_string(quorum ? 1 : ranks - o.servers);
   if (o.round && o.how.kind != Asynchrony::Kind::asp && !quorum)
@@ -199,7 +199,7 @@ std::vector<Entry> entries() {
   };
 }
 
-// Settings that not every strategy reads, as the user wrote them.
+// Settings that only some strategies read, in the form that the user writes.
 constexpr struct {
   const char *variable, *written, *what;
 } particular[] = {{"TANDEM_SERVERS", "--servers ", "is for a parameter server"},
@@ -208,8 +208,8 @@ constexpr struct {
 
 }  // namespace
 
-// Ranks whose steps take longer. A parameter server's workers do so themselves, since they also wait for their next
-// batch.
+// Emulates ranks with longer steps. The workers of a parameter server do this themselves, since they also wait for
+// their next batch.
 static void emulate(Strategy& strategy, const StragglerEmulation& stragglers) {
   if (stragglers.mean <= 0) return;
   strategy.emulation = [stragglers, &strategy, step = std::uint32_t(0), began = Clock::now()](bool computed) mutable {
@@ -235,7 +235,7 @@ std::unique_ptr<Strategy> strategy_from_environment(const std::vector<NamedStrat
     all.push_back({s.form, {}, [parse = s.parse](const std::string& n, const Setting&, int) { return parse(n); }});
   std::string names;
   for (const Entry& e : all) {
-    // What is wrong is said before the ranks meet, also to one rank alone
+    // Errors are reported before the rendezvous, also with one rank
     const Make make = e.parse(name, setting, ranks);
     names += (names.empty() ? "" : "; ") + e.names;
     if (!make) continue;

@@ -104,7 +104,7 @@ Tensor Replicas::vector(const FlatParameters& flat, DType dtype, std::shared_ptr
   return Tensor::wrap(backend, at, shape, dtype, std::move(memory));
 }
 
-// Rank 0 answers each rank's questions with its time; the quickest of twenty answers counts.
+// Each rank requests rank 0's time twenty times, and uses the reply with the shortest round trip.
 Strategy::ClockOffset Replicas::watch(Trace& trace) {
   drain();
   ClockOffset best{.ns = 0, .error_ns = rank() == 0 ? 0 : std::numeric_limits<std::int64_t>::max()};
@@ -131,15 +131,15 @@ void Replicas::synchronize(Shared what, FlatParameters& flat, Optimizer&) {
   drain();
   if (what == Shared::averages && size() > 1 && !ranks_.synchronous) take_mean_of_all(flat);
   if (size() == 1 || flat.buffers.numel() == 0) return;
-  // What is the same on all ranks stays as it is, to the bit.
+  // Values that are the same on all ranks are kept, to the bit.
   const std::vector<double> mine = flat.buffers.values();
   std::vector<double> most = mine;
   for (double x : mine) most.push_back(-x);
   communicator_->all_reduce(buffer(most), Combine::max).wait();
   std::vector<bool> same;
   for (std::size_t i = 0; i < mine.size(); i++) same.push_back(most[i] == -most[mine.size() + i]);
-  // Statistics, and the squares of all of them: a variance over all ranks is the mean of the variances and the
-  // variance of the means.
+  // All statistics and their squares: a variance over all ranks is the mean of the variances plus the variance of the
+  // means.
   std::vector<double> v = mine;
   const std::size_t n = v.size();
   v.resize(2 * n);
@@ -183,7 +183,7 @@ void Replicas::compare_layouts(const FlatParameters& flat, std::uint64_t kind) {
   const char* what = "do not train the same model: start all ranks with the same program and options";
   auto number = [&](OwnerClass owner) {
     std::uint64_t h = kind;
-    for (const Range& r : flat.ranges(owner))  // what is exchanged
+    for (const Range& r : flat.ranges(owner))  // the ranges that are exchanged
       h = (h * 31 + std::uint64_t(r.begin)) * 31 + std::uint64_t(r.end);
     return flat.layout_hash(owner) + h;
   };

@@ -72,7 +72,7 @@ std::int64_t first_decay(const RunPlan& run) {
   return std::int64_t(total / 2);
 }
 
-// Ranges that begin at multiples of FlatParameters::cut; of a short vector some are empty.
+// Ranges that begin at multiples of FlatParameters::cut. If the vector is short, some are empty.
 std::vector<Range> cut_into(std::int64_t parts, std::int64_t numel) {
   std::vector<Range> ranges;
   for (std::int64_t p = 0, begin = 0; p < parts; p++) {
@@ -85,8 +85,8 @@ std::vector<Range> cut_into(std::int64_t parts, std::int64_t numel) {
 }
 
 // ---- the strategy ---------------------------------------------------------------------------------------------------
-// Sums are made in buckets by the thread of a Reducer, on the host or on devices, while the next steps run or while the
-// step waits. With each sum all ranks learn what they must know of each other: Replicas::tell() and hear().
+// The thread of a Reducer computes sums in buckets, on the host or on devices, while the next steps run or while the
+// step waits. With each sum the ranks exchange stop requests and non-finite steps: Replicas::tell() and hear().
 class Rounds : public Replicas {
  public:
   Rounds(std::unique_ptr<Communicator> communicator, const RoundSteps& how, const RoundsOptions& options)
@@ -121,8 +121,8 @@ class Rounds : public Replicas {
     }
     if (std::exchange(shown_, false)) swap_with_centre();
   }
-  // The run begins, or goes on, from the weights before the first step. A loop that does not call begin_epoch() goes on
-  // from the centre.
+  // The run starts or continues from the weights before its first step. A loop that does not call begin_epoch()
+  // continues from the centre.
   void exchange(const Tensor& loss) override {
     if (exchanges_ && (!placed_ || shown_)) merge_->start(flat_->values);
     placed_ = true;
@@ -175,7 +175,7 @@ class Rounds : public Replicas {
       refuse(name(), " asks when the learning rate decays: call begin_epoch() before the first step, as fit() does");
     return steps_ < first_decay_;
   }
-  // A step that was not finite is to be looked at: its weights stay as they are until all ranks know of it.
+  // The weights of a non-finite step are kept for inspection until all ranks have received the report.
   bool bad() const { return how_.overlap != 0 && optimizer_->read_state().not_finite == 1; }
 
   // overlap: the steps after which the sum is used.
@@ -188,7 +188,7 @@ class Rounds : public Replicas {
       if (sent_.defined()) part(sent_, range).copy_from(x);
       flat_->count_writes(flat_->all());
     }
-    tell(*optimizer_);  // waits for the device: what is to be summed is there
+    tell(*optimizer_);  // waits for the device: the data to sum is complete
     auto add = [&](Communicator& over, Buffer data, Combine how) {
       reducer_.add({.over = over,
                     .after = nullptr,
@@ -213,7 +213,7 @@ class Rounds : public Replicas {
     reducer_.finish();
     hear();
   }
-  // The sum has arrived, or is waited for.
+  // Uses the sum. Waits for it if it has not arrived.
   void merge() {
     left_ = 0;
     drain();
@@ -251,24 +251,24 @@ class Rounds : public Replicas {
   const RoundSteps how_;
   const RoundsOptions options_;
   std::unique_ptr<RoundMerge> merge_;
-  const bool exchanges_;  // with others, or alone
+  const bool exchanges_;  // with other ranks, or by a merge that acts alone
   FlatParameters* flat_ = nullptr;
   Optimizer* optimizer_ = nullptr;
   DataAndFlags all_{communicator_};
   Tensor sum_;   // over ranks
-  Tensor sent_;  // where sums overlap with steps: x as it went into sum_
+  Tensor sent_;  // if sums overlap with steps: x as it was sent
   std::vector<Range> fragments_;
   Range sent_range_{};
-  std::int64_t bucket_ = 0;                       // bytes in f32, of the largest
+  std::int64_t bucket_ = 0;                       // bytes of the largest, in f32
   std::int64_t steps_ = 0;                        // of the run
-  std::int64_t round_ = 1, made_ = 0, turn_ = 0;  // steps of this round, in all and done; the fragment that is next
-  std::int64_t left_ = 0;                         // steps until the sum that is under way is used; 0: none is
+  std::int64_t round_ = 1, made_ = 0, turn_ = 0;  // length of this round; its steps so far; the next fragment
+  std::int64_t left_ = 0;                         // steps until the sum in flight is used; 0: none is in flight
   std::int64_t first_decay_ = -1;                 // −1: unknown
   bool planned_ = false;                          // the run's plan is known
   bool placed_ = false, shown_ = false;           // a step was made; the model has the centre
   bool equal_ = true;                             // no step was made since all ranks had the same weights
   bool under_way_ = false;
-  Reducer reducer_;  // last: its thread ends first
+  Reducer reducer_;  // last member: its thread ends first
 };
 
 constexpr std::pair<const char*, Kind> names[] = {{"local-sgd", Kind::local},
@@ -309,7 +309,7 @@ std::int64_t Interval::at(double rate, std::int64_t step, const RunPlan& plan) c
   const double total = double(plan.epochs) * plan.steps_per_epoch;
   for (double next = double(step) + 1; plan.learning_rate && next < total && plan.learning_rate(next) > rate; next++)
     rate = plan.learning_rate(next);
-  const double root = alpha / rate, most = 1e9;  // longer than any epoch, which an exchange ends
+  const double root = alpha / rate, most = 1e9;  // most: longer than any epoch; an exchange ends each epoch
   return std::max(steps, root * root < most ? std::int64_t(root * root) : std::int64_t(most));
 }
 
@@ -320,7 +320,7 @@ std::optional<RoundSteps> RoundSteps::parse(const std::string& text, const Round
   RoundSteps how = known->second == Kind::outer ? outer : RoundSteps{.kind = known->second};
   const bool late = how.kind == Kind::cocod || how.kind == Kind::elastic;
   how.overlap = late ? until_next_turn : 0;
-  std::int64_t overlap = until_next_turn;  // where it is not given
+  std::int64_t overlap = until_next_turn;  // if it is not given
   auto interval = [&](const std::string& value) {
     const auto every = Interval::parse(value, how.every.steps);
     if (every) how.every = *every;

@@ -23,7 +23,7 @@ Cuts times(Cuts rows, std::int64_t n) {
   return rows;
 }
 
-// mine [b, …] → [B, …].
+// The rows of all ranks: mine [b, …] → [B, …].
 Tensor gather_rows(Communicator& over, const Tensor& mine, const Cuts& rows) {
   Shape shape = mine.shape();
   shape[0] = rows.back();
@@ -42,7 +42,7 @@ struct GatherRows : Node {
   Over over;
   Cuts rows;
   GatherRows(Over o, Cuts r) : Node(name), over(std::move(o)), rows(std::move(r)) {}
-  // Every rank has a part of the gradient of all rows.
+  // Every rank has one summand of the gradient of all rows.
   void backward(Tensor dy, std::span<GradientSlot> slots) override {
     const auto me = std::size_t(over->rank());
     const std::int64_t columns = dy.numel() / dy.size(0);
@@ -81,10 +81,11 @@ struct SlicedCrossEntropy : Node {
   }
 };
 
-// The rows of all slices, joined in the same order on all ranks.
+// Results for whole rows, combined from all slices in the same order on all ranks.
 struct JoinedRows {
   Numbers log_sum;
-  double total = 0, right = 0;  // of this rank's rows: the loss, and how many have the label's logit as their largest
+  // For this rank's rows: the sum of the losses, and the number of rows whose largest logit is the label's
+  double total = 0, right = 0;
 };
 JoinedRows join(Communicator& over, const std::vector<SliceOfRow>& mine, const Cuts& rows, double smoothing,
                 double everywhere) {
@@ -111,7 +112,7 @@ JoinedRows join(Communicator& over, const std::vector<SliceOfRow>& mine, const C
   return joined;
 }
 
-// In eval mode no gradient passes the layer.
+// In eval mode no gradient passes through the layer.
 struct WholeRows : Node {
   static constexpr auto name = "whole_rows";
   WholeRows() : Node(name) {}
@@ -194,7 +195,7 @@ Numbers SlicedLinear::labels_of_all(const Tensor& labels, const Cuts& rows) cons
   return y;
 }
 
-// Positions in the slice of the classes that take part in a step, in order.
+// The positions in the slice of the classes that a step uses, in order.
 std::vector<std::int32_t> SlicedLinear::sampled(const Numbers& labels) const {
   std::vector<bool> occurs(static_cast<std::size_t>(width()));
   std::uint32_t batch = 2166136261u;
@@ -217,7 +218,7 @@ std::vector<std::int32_t> SlicedLinear::sampled(const Numbers& labels) const {
   return chosen;
 }
 
-// Of each row's class among the chosen ones; −1 where it is another rank's.
+// The position of each row's class among the chosen ones; −1 if the class is another rank's.
 Tensor SlicedLinear::positions(const Numbers& labels, const std::vector<std::int32_t>& chosen, Backend& backend) const {
   Numbers places;
   for (double y : labels) {

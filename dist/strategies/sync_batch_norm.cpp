@@ -24,7 +24,7 @@ void scale_and_shift(NormShape s, const Tensor& x, const Tensor& mean, const Num
   x.backend().batch_norm_inference(s, x, residual, tensor_of(mean, scale), shift, mean, one, y);
 }
 
-// Over all ranks: counts and means, and the sums of squared distances from them, joined two by two (Chan et al. 1979).
+// Over all ranks: row counts, means and sums of squared distances from the means, combined in pairs (Chan et al. 1979).
 struct Moments {
   double rows = 0;
   Numbers mean, squares;
@@ -39,7 +39,7 @@ struct Moments {
   }
 };
 
-// As BatchNormNode (autograd/norm.cpp); what differs is the sums that dx is computed with:
+// Like BatchNormNode (autograd/norm.cpp), with other sums for dx:
 //   dx = gamma·inverse·(g − Σg/N − x̂·Σg·x̂/N), over the N rows of all ranks.
 struct SyncBatchNormNode : Node {
   static constexpr auto name = "sync_batch_norm";
@@ -55,7 +55,7 @@ struct SyncBatchNormNode : Node {
   // only).
   void backward(Tensor dy, std::span<GradientSlot> slots) override {
     const Tensor &x = kept(0), &gamma = kept(1), &beta = kept(2), &mean = kept(3), &inverse = kept(4);
-    // The gradients by this rank's sums alone; dx is then put right.
+    // Computes the gradients from this rank's sums alone. Afterwards dx is corrected.
     Tensor dgamma = Tensor::like(gamma), dbeta = Tensor::like(beta), near, masked;
     Backend::NormGradients out{.dgamma = &dgamma, .dbeta = &dbeta};
     if (slots[0].wanted()) out.dx = &(near = Tensor::like(x));

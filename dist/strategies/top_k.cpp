@@ -15,8 +15,8 @@ TopK::TopK(double share, std::int64_t length)
 
 Work TopK::begin(Communicator& over, const float* gradients) {
   for (std::size_t i = 0; i < pending_.size(); i++) pending_[i] = residual_[i] + gradients[i];
-  // The bits of a magnitude are ordered as it is, with NaN above all: what is not finite is sure to travel, and be
-  // seen.
+  // The bits of magnitudes have the same order as the magnitudes, with NaN above all. So non-finite values are chosen
+  // first, and are detected.
   auto larger = [&](std::int32_t a, std::int32_t b) {
     const auto x = std::bit_cast<std::uint32_t>(pending_[std::size_t(a)]) & 0x7fffffffu;
     const auto y = std::bit_cast<std::uint32_t>(pending_[std::size_t(b)]) & 0x7fffffffu;

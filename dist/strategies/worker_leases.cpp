@@ -37,7 +37,7 @@ std::int64_t WorkerLeases::tell(std::int64_t number) {
 
 std::int64_t WorkerLeases::steps(std::int64_t known) const {
   const std::int64_t done = (first_ + (machine_ ? done_ : node_.leases_done())) / per_step_;
-  return machine_ ? std::max(known, done) : done;  // known: with this machine's step, which was not told yet
+  return machine_ ? std::max(known, done) : done;  // known: with this machine's unreported step
 }
 
 std::function<double(std::int64_t)> WorkerLeases::of_pushes(std::function<double(double)> rate) const {
