@@ -20,12 +20,13 @@
 namespace tandem {
 namespace {
 
-// What a frame holds: this, and a text: what a rank waits in, why the job has failed, an address record.
+// The content of a frame: this struct and a text. The text is the operation in which a rank waits, the reason why the
+// job has failed, or an address record.
 struct Said {
-  std::int32_t rank;  // whose wait-for edge; who is to blame; who leaves, is lost or has come back
+  std::int32_t rank;  // of the edge; the culprit; the rank that leaves, is lost or has rejoined
   std::int32_t waits_for = -1;
-  std::uint64_t number = 0;      // an edge: its steps; who has come back: its incarnation
-  std::uint64_t generation = 0;  // of the membership, with that loss or return
+  std::uint64_t number = 0;      // edge: its steps; returned: the incarnation; text, texts: the gathering
+  std::uint64_t generation = 0;  // of the membership after that loss or rejoin
 };
 namespace type {
 enum : std::uint32_t { edge = 1, failure, goodbye, accusation, lost, returned, text, texts };
@@ -37,9 +38,9 @@ std::string whole(const Said& said, const std::string& text) {
 }
 std::string packed(const Said& said, const std::string& text = {}) { return whole(said, text.substr(0, longest_text)); }
 
-// Heartbeats do not wait behind gradients: they have connections of their own, whose packets go first where this host
-// queues them (priority 6 of the queueing discipline), and at routers that look (DSCP CS6). A lost one is sent again
-// after a time that does not double, since so little is under way.
+// Heartbeats do not wait behind gradients: they have their own connections. Their packets have priority in this host's
+// queues (priority 6 of the queueing discipline) and in routers that use DSCP (CS6). The retransmission timeout of a
+// lost packet does not double, because little data is in flight.
 void put_first(int fd) {
   const int tos = 0xc0, priority = 6, on = 1;
   setsockopt(fd, IPPROTO_IP, IP_TOS, &tos, sizeof tos);
@@ -75,7 +76,7 @@ void Control::begin(Membership membership, std::unique_ptr<SurvivorAgreement> su
   apply(std::move(membership));
 }
 
-// What is lost from now on is lost as the membership says.
+// From now on, losses are handled as the membership requires.
 void Control::apply(Membership membership) {
   for (std::size_t r = 0; r < membership.slots.size(); r++) {
     const MemberSlot& s = membership.slots[r];
@@ -253,7 +254,7 @@ std::vector<std::string> Control::gather(const std::string& mine) {
   const double until = now() + deadlines_.start;
   for (auto at = texts.begin(); (at = std::find(texts.begin(), texts.end(), std::nullopt)) != texts.end();) {
     if (failed_) throw CommunicationError(culprit_, text_);
-    const int awaited = rank_ == 0 ? int(at - texts.begin()) : 0;  // the others hear from rank 0
+    const int awaited = rank_ == 0 ? int(at - texts.begin()) : 0;  // the others wait for rank 0's message
     const auto lost = [&](const Change& c) { return c.rank == awaited && c.incarnation == 0; };
     const bool left = gone(awaited) || std::any_of(changes_.begin(), changes_.end(), lost);
     if (left || now() > until)
@@ -315,7 +316,7 @@ void Control::wait_for_events(double seconds) {
   const bool awaited =
       listener_ && std::any_of(slots_.begin(), slots_.end(), [](const MemberSlot& s) { return s.lost; });
   poll(polled.data(), polled.size(), int(std::clamp(seconds * 1000, 0.0, awaited ? 50.0 : 1000.0)));
-  // Who was stopped itself has heard nobody meanwhile, and must not blame them.
+  // If this process was stopped, it received nothing meanwhile. That pause must not count as silence of the peers.
   const double pause = now() - std::exchange(looked_, now());
   if (goes_on_ && pause > 2)
     for (Peer& p : peers_) p.heard += pause;
@@ -323,7 +324,7 @@ void Control::wait_for_events(double seconds) {
   while (polled[0].revents && read(wake_pipe_[0], bytes, sizeof bytes) > 0) {}
 }
 
-// What the other threads have asked for. True: the end.
+// Carries out the requests of the other threads. True: this thread must end.
 bool Control::carry_out_orders() {
   std::vector<Frame> outgoing;
   std::vector<std::pair<int, std::string>> accused;
@@ -344,7 +345,7 @@ void Control::leave() {
   else
     tell_all(rank_ == 0 && !failed_ ? type::failure : type::accusation,
              packed({rank_}, name(rank_) + " has left with an error"));
-  // Until the kernel has all: of a rank that reads nothing, a few seconds.
+  // Waits until the kernel has taken all data; if a peer reads nothing, at most 2 seconds.
   const double until = now() + std::min(2.0, deadlines_.silence / 2);
   const auto waits = [&](const Peer& p) { return p.fd >= 0 && !p.over && !p.out.empty() && !is_lost(p); };
   for (flush(); std::any_of(peers_.begin(), peers_.end(), waits) && now() < until; flush()) usleep(2000);
@@ -359,7 +360,7 @@ void Control::flush() {
     if (p.fd >= 0) p.out.flush(p.fd);
 }
 
-// Who has not taken the last heartbeats needs no more of them.
+// A peer that has not received the last heartbeats is sent no new ones.
 void Control::tell_edges() {
   std::vector<std::string> all;
   {
@@ -379,13 +380,13 @@ void Control::tell_edges() {
       for (const std::string& one : all) p.out.put(type::edge, one);
 }
 
-// Failures are for all; rank 0 passes them on.
+// Failures are sent to all ranks; rank 0 forwards them.
 void Control::report(int culprit, const std::string& text) {
   if (gives_up(culprit)) return lose(culprit, text);
   failed(culprit, text);
   tell_all(type::failure, packed({culprit}, text));
 }
-// At rank 0. The lost one is told too: its connection stays, for when it wakes up.
+// At rank 0. The lost rank is informed too: its connection stays open, so it receives the message if it wakes up.
 void Control::lose(int rank, const std::string& why) {
   MemberSlot& slot = slots_[std::size_t(rank)];
   if (slot.lost || gone(rank) || failed_) return;
@@ -410,7 +411,7 @@ void Control::hear(std::size_t i) {
       break;
     case FrameReader::Got::end: broken(" has died: its connection is closed");
   }
-  if (is_lost(p)) {  // nothing that it says counts any more
+  if (is_lost(p)) {  // its messages are ignored
     p.in = FrameReader(longest_frame);
     return;
   }
@@ -483,16 +484,16 @@ void Control::take_back(const HandshakeListener::Accepted& accepted) {
   }
   const auto r = std::size_t(accepted.rank);
   if (peers_[r].fd >= 0) close(peers_[r].fd);
-  peers_[r].fd = -1;  // it hears of its own return by the membership
+  peers_[r].fd = -1;  // the membership that it receives contains its rejoin
   tell_all(type::returned, packed({accepted.rank, -1, slots_[r].incarnation, generation() + 1}, slots_[r].record));
   put_first(accepted.connection);
   peers_[r] = {.fd = accepted.connection, .heard = now()};
   changed({accepted.rank, slots_[r].incarnation, slots_[r].record});
 }
 
-// Whoever comes through the listener knows the token. It gets its slot when that is empty.
+// A process that the listener has accepted has the token. It gets its slot if the slot is free.
 bool Control::let_in(const HandshakeListener::Accepted& accepted) {
-  const double patience = std::min(0.5, deadlines_.silence / 4);  // seconds that the heartbeats may wait for it
+  const double patience = std::min(0.5, deadlines_.silence / 4);  // seconds that it may delay the heartbeats
   try {
     auto answer = [&](const std::string& text) {
       send_frame(accepted.connection, text, patience);
@@ -526,7 +527,7 @@ bool Control::let_in(const HandshakeListener::Accepted& accepted) {
       std::swap(slot, back);
       return false;
     }
-  } catch (const Error&) {  // it has gone meanwhile
+  } catch (const Error&) {  // it has disconnected meanwhile
     return false;
   }
 }

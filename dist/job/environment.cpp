@@ -18,7 +18,7 @@ namespace {
 struct Family {
   const char *name, *rank, *size, *local_rank, *local_size;
 };
-// In this order: mpirun inside a Slurm job sees Slurm's variables too, and a pod of Kubeflow may start torchrun.
+// The order matters: mpirun inside a Slurm job also sees Slurm's variables, and a pod of Kubeflow may start torchrun.
 constexpr Family families[] = {
     {"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"},
     {"Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
@@ -40,7 +40,7 @@ int number(const char* name, const char* text, int low, int high) {
   return *v;
 }
 
-// The parent, and when it began: all ranks that one launcher starts on a host have it in common.
+// The parent process and its start time, which are the same for all ranks that one launcher starts on a host.
 std::string parent() {
   std::ifstream file("/proc/" + std::to_string(getppid()) + "/stat");
   std::string stat((std::istreambuf_iterator<char>(file)), {});
@@ -76,7 +76,7 @@ Place place_in(const Variables& variables) {
   for (const Family& f : families) {
     const bool slurm = std::strcmp(f.name, "Slurm") == 0;
     const char *rank = get(f.rank), *size = get(f.size);
-    if (slurm && !get("SLURM_STEP_ID")) {  // in the batch script itself: not started by srun
+    if (slurm && !get("SLURM_STEP_ID")) {  // in the batch script, not started by srun
       if (size && number(f.size, size, 1, 1 << 20) > 1)
         refuse("inside a Slurm job of ", size,
                " tasks, but not started by srun: start it with `srun PROGRAM …`, or unset "

@@ -24,7 +24,7 @@ std::string framed(std::uint32_t type, std::uint64_t number, const std::string& 
   return std::string(reinterpret_cast<const char*>(&head), sizeof head) + bytes;
 }
 
-// Throws where a head is not the next one of its connection.
+// Throws if a head is not the next one of its connection.
 Head head_in(const std::string& bytes, std::uint64_t number, std::size_t longest) {
   Head head;
   std::memcpy(&head, bytes.data(), sizeof head);
@@ -62,7 +62,7 @@ FrameReader::Got FrameReader::receive(int connection) {
       bytes_.append(some, std::size_t(n));
       continue;
     }
-    if (any) return Got::bytes;  // the next call says whether it is the end
+    if (any) return Got::bytes;  // the next call reports the end, if it is the end
     return n < 0 && (errno == EAGAIN || errno == EINTR) ? Got::nothing : Got::end;
   }
 }
@@ -98,7 +98,7 @@ std::vector<std::string> unbundle(const std::string& bundled) {
   return texts;
 }
 
-// ---- one at a time --------------------------------------------------------------------------------------------------
+// ---- single frames --------------------------------------------------------------------------------------------------
 bool ready(int connection, short events, double until) {
   for (;;) {
     pollfd p{connection, events, 0};

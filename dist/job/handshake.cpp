@@ -24,8 +24,8 @@ namespace {
 
 const std::string magic("TANDEM\0\1", 8);
 constexpr std::size_t nonce_bytes = 32, mac_bytes = 32, hello_bytes = 8 + 4 + 4 + nonce_bytes + mac_bytes;
-constexpr double patience = 5;                     // seconds that a peer may take to say who it is
-constexpr std::size_t most_unauthenticated = 256;  // at once; beyond, the oldest is dropped
+constexpr double patience = 5;                     // seconds that a peer may take to authenticate
+constexpr std::size_t most_unauthenticated = 256;  // at the same time; if more, the oldest is dropped
 
 bool equal(const std::string& a, const std::string& b) {
   return a.size() == b.size() && CRYPTO_memcmp(a.data(), b.data(), a.size()) == 0;
@@ -48,7 +48,7 @@ std::string text_of(const sockaddr_storage& address, socklen_t length) {
   char host[NI_MAXHOST] = "?";
   getnameinfo(reinterpret_cast<const sockaddr*>(&address), length, host, sizeof host, nullptr, 0, NI_NUMERICHOST);
   const std::string text = host;
-  return text.starts_with("::ffff:") ? text.substr(7) : text;  // an IPv4 address, met by a socket for both kinds
+  return text.starts_with("::ffff:") ? text.substr(7) : text;  // an IPv4 address at a socket for IPv4 and IPv6
 }
 
 }  // namespace
@@ -141,7 +141,7 @@ std::vector<HandshakeListener::Accepted> HandshakeListener::wait(double seconds)
         send_all(s.connection, hmac(token_, "zero" + s.said.substr(16, nonce_bytes) + s.nonce), now() + 1);
         accepted.push_back(
             {std::exchange(s.connection, -1), int(word_at(s.said, 8)), int(word_at(s.said, 12)), s.address});
-      } catch (const Error&) {  // it has gone meanwhile
+      } catch (const Error&) {  // it has disconnected meanwhile
       }
     }
     if (s.connection >= 0) close(s.connection);

@@ -15,7 +15,7 @@
 namespace tandem {
 namespace {
 
-// What must be the same on all ranks, a line each.
+// The settings that must be the same on all ranks, one per line.
 std::string agreement(const Variables& variables) {
   std::ostringstream text;
   text << "Tandem's messages: version 5\nUCX " << Ucx::version() << "\n";
@@ -29,7 +29,7 @@ std::string agreement(const Variables& variables) {
   return text.str();
 }
 
-// A rank on the host of rank 0 may have met it by the loopback interface, where others do not find it.
+// A rank on the host of rank 0 may have connected through the loopback interface, which other hosts cannot reach.
 void reach_from_everywhere(std::vector<AddressRecord>& records) {
   for (AddressRecord& c : records)
     for (const AddressRecord& other : records)
@@ -44,7 +44,7 @@ std::uint64_t incarnation_in(const Variables& variables) {
   return *v;
 }
 
-// With TANDEM_HOSTS_AS=n each n-th of the ranks counts as a host of its own; which one this rank is on.
+// With TANDEM_HOSTS_AS=n the ranks count as those of n hosts. Returns the host of this rank.
 std::string pretended_host(const Variables& variables, int rank, int size) {
   const char* text = variables("TANDEM_HOSTS_AS");
   if (!text || !*text) return "";
@@ -82,11 +82,11 @@ void Job::rendezvous(const Variables& variables) {
   AddressRecord mine = AddressRecord::mine();
   mine.identity += pretended_host(variables, rank(), size());
   mine.address = rendezvous.interface_address();
-  const int socket = goes_on_ ? -1 : bound_socket(place_.one_host(), 0);  // of the survivor agreement
+  const int socket = goes_on_ ? -1 : bound_socket(place_.one_host(), 0);  // for the survivor agreement
   if (socket >= 0) mine.port = port_of(socket);
   control_ = std::make_shared<Control>(rendezvous, deadlines_);
   std::vector<AddressRecord> records;
-  std::vector<std::string> terms, drawn;  // rank 0 draws a number that no other job has
+  std::vector<std::string> terms, drawn;  // rank 0's random number identifies the job
   for (const std::string& text : control_->gather(bundle({agreement(variables), mine.text(), random_bytes(8)}))) {
     const auto said = unbundle(text);
     require(said.size() == 3, "a rank says what this one does not understand: are all of the same version?");
@@ -114,7 +114,7 @@ void Job::rendezvous(const Variables& variables) {
   control_->begin(members);
 }
 
-// Into a running job.
+// Rejoins a running job.
 void Job::rejoin(const Variables& variables, std::uint64_t incarnation) {
   Membership members;
   const auto record = [&](const std::string& address) {
@@ -122,7 +122,7 @@ void Job::rejoin(const Variables& variables, std::uint64_t incarnation) {
     mine.identity += pretended_host(variables, rank(), size());
     mine.address = address;
     ucx_ = Ucx::open(address, Ucx::Use::survives);
-    ucx_->hear_only({});  // until the membership says who the ranks are
+    ucx_->hear_only({});  // until the membership lists the ranks
     mine.ucx = ucx_->address();
     return mine.text();
   };

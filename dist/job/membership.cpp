@@ -20,8 +20,8 @@ std::string host_name() {
 }
 
 // Processes share memory when they run on the same boot of the same machine, under the same name and in the same
-// namespaces of IPC and of processes (node memory is found by a process number): the name alone is the same in many
-// containers, and differs within a machine.
+// namespaces of IPC and of processes (node memory is found by a process number): the host name alone does not suffice,
+// because many containers have the same name, and one machine may have several names.
 std::string host_identity() {
   std::string id;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> id;

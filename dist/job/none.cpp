@@ -1,5 +1,5 @@
-// Linked where there is no network library. A start as one of several ranks is refused here: running on would train as
-// many separate copies.
+// Linked if there is no network library. It refuses a start as one of several ranks: each rank would train a separate
+// copy.
 #include "dist/job/environment.h"
 #include "layers/train/strategy.h"
 

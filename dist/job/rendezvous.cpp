@@ -38,7 +38,7 @@ bool has_room(const std::string& folder) {
   return statvfs(folder.c_str(), &s) == 0 && s.f_bavail > 0;
 }
 
-// XDG_RUNTIME_DIR may be another user's (su, sudo -E), open to all (WSL) or full: then it is passed over.
+// XDG_RUNTIME_DIR may be another user's (su, sudo -E), open to all (WSL) or full: then it is not used.
 std::string private_folder(const Variables& variables) {
   const char* given = variables("XDG_RUNTIME_DIR");
   if (given && given[0] == '/' && only_mine(given) && has_room(given)) return given;
@@ -53,9 +53,9 @@ std::string private_folder(const Variables& variables) {
   return folder;
 }
 
-// Containers and hosts may share this folder, and number their processes and jobs alike: only ranks that see the same
-// processes and the same network meet here. TANDEM_JOB is drawn at random by tandem-run, whose ranks may be in a
-// container each.
+// Containers and hosts may share this folder, and may use the same numbers for processes and jobs. So only ranks in the
+// same process and network namespaces meet here. TANDEM_JOB does not need this: tandem-run draws it at random, and each
+// of its ranks may be in its own container.
 std::string rendezvous_file(const std::string& job, const Variables& variables) {
   std::string name = job, boot;
   if (!job.starts_with("TANDEM_JOB=")) {
@@ -77,7 +77,7 @@ void write_private(const std::string& path, const std::string& text) {
   if (!written || rename(fresh.c_str(), path.c_str()) != 0) fail(path, ": cannot be written: ", std::strerror(errno));
 }
 
-// Files of jobs that are no more: rank 0 of a job keeps its own locked. (Young ones may not be locked yet.)
+// Removes the files of ended jobs: rank 0 of a running job keeps its file locked. (New files may not be locked yet.)
 void sweep(const std::string& folder) {
   std::error_code none;
   for (const auto& entry : std::filesystem::directory_iterator(folder, none)) {
@@ -161,7 +161,7 @@ Rendezvous::Rendezvous(const Place& place, const Deadlines& deadlines, const Var
     });
     return;
   }
-  std::vector<std::string> hosts;  // where each rank should be, if the launcher says
+  std::vector<std::string> hosts;  // the host of each rank, if the launcher names it
   if (const char* list = variables("TANDEM_HOSTS"); list && *list)
     for (const Host& h : hosts_in_list(list)) hosts.insert(hosts.end(), std::size_t(h.slots), h.name);
   const bool by_file = !way.file.empty();
@@ -192,7 +192,8 @@ Rendezvous::Rendezvous(const Place& place, const Deadlines& deadlines, const Var
     if (verdict == "+")
       fail("the job has only just begun, and rank ", place.rank, " was never in it: it cannot come back");
     if (!verdict.starts_with("?")) refused_with(verdict);
-    // Who has met rank 0 by the loopback interface is on its host, and the others reach both by the same address.
+    // A rank that has reached rank 0 through the loopback interface is on its host, and the others reach both by the
+    // same address.
     const std::string mine = interface_address(), address_of_0 = receive_frame(connections_[0], 5);
     send_frame(
         connections_[0],
@@ -223,7 +224,7 @@ void Rendezvous::host(const std::vector<std::string>& hosts) {
     for (int fd : connections_)
       if (fd >= 0) try {
           send_frame(fd, "!" + text, 1);
-        } catch (const Error&) {  // it hears of it by the closed connection
+        } catch (const Error&) {  // the connection is closed, which also informs it
         }
     fail(text);
   };
@@ -254,7 +255,7 @@ void Rendezvous::host(const std::vector<std::string>& hosts) {
                   (accepted.rank >= 0 && accepted.rank < place_.size ? addresses[rank] + " and " : "") +
                   accepted.address;
       if (!refusal.empty()) {
-        connections_.push_back(accepted.connection);  // it hears of it too
+        connections_.push_back(accepted.connection);  // it receives the refusal too
         give_up(refusal);
       }
       connections_[rank] = accepted.connection;
@@ -262,10 +263,10 @@ void Rendezvous::host(const std::vector<std::string>& hosts) {
       missing--;
     }
   }
-  for (std::size_t r = 1; r < connections_.size(); r++) send_frame(connections_[r], "+", 5);  // all are here
+  for (std::size_t r = 1; r < connections_.size(); r++) send_frame(connections_[r], "+", 5);  // all ranks have joined
 }
 
-// ---- the others -----------------------------------------------------------------------------------------------------
+// ---- the other ranks ------------------------------------------------------------------------------------------------
 template <class Verdict>
 void Rendezvous::join(const Way& way, const Verdict& accepted) {
   const bool by_file = !way.file.empty();

@@ -31,7 +31,8 @@ std::vector<int> SurvivorAgreement::answer(const std::vector<bool>& lost, double
   std::atomic<bool> over{false};
   HandshakeListener listener(std::exchange(socket_, -1), token_);
 
-  // Of two ranks the one with the larger number connects. The other may notice the failure later, or be gone.
+  // Between two ranks, the one with the larger number connects. The other may notice the failure later, or may have
+  // ended.
   std::vector<std::thread> connecting;
   for (int r = 0; r < rank_; r++)
     connecting.emplace_back([&, r] {

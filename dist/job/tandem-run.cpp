@@ -1,9 +1,9 @@
 // tandem-run: starts a program as several ranks, here or over ssh, and ends them together.
 //
-// Every line that a rank prints gets its place in front, [rank@host]; the same error of several ranks is shown once.
-// When a rank fails, the others are ended within five seconds, and the last line says which rank failed first, and how.
-// Nothing is left behind. Where the strategy is one of a parameter server, only rank 0 counts once all have met, unless
-// --on-failure stop is given: the others go on without a rank that failed, which may be started again.
+// Every line that a rank prints begins with [rank@host]; the same error of several ranks is shown once. When a rank
+// fails, the others are ended within five seconds, and the last line names the rank that failed first and how it
+// failed. Nothing is left behind. With a parameter server, once all ranks have met, only a failure of rank 0 ends the
+// job, unless --on-failure stop is given: the others continue without a failed rank, which may be restarted.
 #include <fcntl.h>
 #include <poll.h>
 #include <sched.h>
@@ -47,10 +47,10 @@ namespace {
 struct Command {
   int ranks = 0;
   std::string host_list, host_file;
-  std::vector<Host> hosts;  // of one of these three; {"", n}: here
+  std::vector<Host> hosts;  // from one of these three; {"", n}: this host
   std::string strategy, logs, ssh = "ssh", port, start_timeout, servers, pace, slow, hosts_as;
   int restarts = 0;
-  std::string on_failure;  // stop or continue; empty: as the strategy has it
+  std::string on_failure;  // stop or continue; empty: the strategy's default
   bool check = false, bind = true;
   std::vector<std::string> program;
 };
@@ -106,11 +106,11 @@ std::vector<OptionSpec> options_of(Command& c) {
        [&c](const std::string&) { c.bind = false; }, true},
       {"--check", "no program: finds the ranks, sends small messages round, and shows what they run on", "",
        [&c](const std::string&) { c.check = true; }, true}};
-  for (OptionSpec& option : all) option.repeats = true;  // the last value counts: a script's may be overridden
+  for (OptionSpec& option : all) option.repeats = true;  // the last value counts, and so overrides a script's
   return all;
 }
 
-// Where the program stands: behind the options and their values, or behind "--".
+// The index of the program, which is after the options and their values, or of "--" before it.
 int program_at(int argc, char** argv, const std::vector<OptionSpec>& options) {
   for (int i = 1; i < argc; i++) {
     const std::string word = argv[i];
@@ -161,29 +161,28 @@ using Environment = std::vector<std::pair<std::string, std::string>>;
 struct Rank {
   int number = 0, local = 0;
   Host place;
-  std::string host;  // for people
-  Environment set;   // what is set for it
+  std::string host;  // its name in messages
+  Environment set;   // its environment variables
   int restarts = 0;
-  bool forgiven = false;  // its end was told, and is nobody else's
+  bool forgiven = false;  // its failure was reported and does not end the job
   pid_t pid = -1;
   int pipes[2] = {-1, -1};       // its stdout and stderr
-  std::string partial[2], last;  // a line that is not complete yet; the last one on stderr
+  std::string partial[2], last;  // incomplete lines; the last line on stderr
   std::FILE* log = nullptr;
   bool running = false;
   int status = 0;
   double ended = 0;
   bool failed() const { return !running && status != 0; }
   bool early = false;                  // it failed before all ranks had met
-  bool stopped_by(int signal) const {  // as it was asked to
+  bool stopped_by(int signal) const {  // this signal, sent to it, has ended it
     return signal && (WIFEXITED(status) ? WEXITSTATUS(status) == 128 + signal : WTERMSIG(status) == signal);
   }
-  // What it said last: it cannot go on because of that rank. An error of usage (status 2) has no such cause.
+  // Its last line names that rank as the cause of its failure. A usage error (status 2) has no such cause.
   bool blames(int rank) const {
     return failed() && WIFEXITED(status) && WEXITSTATUS(status) != 2 && rank != number &&
            last.find("rank " + std::to_string(rank) + " on ") != std::string::npos;
   }
-  // Others do not go on without it: its options are wrong, which all ranks have, there is nothing to go on with yet, or
-  // it is rank 0.
+  // Its failure ends the job: its options, which all ranks have, are wrong; or not all ranks had met; or it is rank 0.
   bool ends_all() const {
     return failed() && (number == 0 || early || (WIFEXITED(status) && WEXITSTATUS(status) == 2));
   }
@@ -225,12 +224,12 @@ class Launch {
     for (int s : {SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGXCPU})
       if (struct sigaction before{};
           sigaction(s, &action, &before) == 0 && before.sa_handler == SIG_IGN && s != SIGCHLD)
-        std::signal(s, SIG_IGN);  // as under nohup, or in the background of a script
+        std::signal(s, SIG_IGN);  // stays ignored, as under nohup or in a script's background
     std::signal(SIGPIPE, SIG_IGN);
     if (!c_.logs.empty()) make_folder("--log-dir " + c_.logs, c_.logs);
     start_all();
-    double stop_at = 0, kill_at = 0, stopped_since = 0;  // 0: not decided, not so
-    int passed_on = 0;                                   // the signal that the ranks were sent last
+    double stop_at = 0, kill_at = 0, stopped_since = 0;  // seconds; 0: none
+    int passed_on = 0;                                   // the last signal sent to the ranks
     const double silence = Deadlines::from().silence;
     while (std::any_of(ranks_.begin(), ranks_.end(),
                        [](const Rank& r) { return r.running || r.pipes[0] >= 0 || r.pipes[1] >= 0; })) {
@@ -239,14 +238,14 @@ class Launch {
       if (goes_on_ && !stop_at && !kill_at) go_on_without_the_lost();
       const bool any = std::any_of(ranks_.begin(), ranks_.end(),
                                    [&](const Rank& r) { return ends_job(r) && !r.stopped_by(passed_on); });
-      // A moment for the failure that caused the others to be seen too, and for what the ranks have to say about it.
+      // Waits a moment: the cause of this failure may be seen later, and the ranks may still print messages about it.
       if (any && c_.on_failure != "continue" && !stop_at) stop_at = now() + 0.5;
-      // Rank 0's end is the job's: who was just started again would look for it in vain.
+      // When rank 0 has ended, the job ends: a rank that was just restarted would not find rank 0.
       if (goes_on_ && !ranks_[0].running && !ranks_[0].failed() && !stop_at) stop_at = now() + 5;
       if (asked != passed_on && !kill_at) {
         passed_on = asked;
         signal_all(passed_on);
-        // After a warning the batch system says when time is up.
+        // After a warning, the batch system sends another signal when the time is over.
         if (!warns_of_the_end(passed_on)) stop_at = now(), kill_at = now() + (asked_again ? 0 : 30);
       }
       if (asked_again) kill_at = std::min(kill_at, now());
@@ -255,7 +254,7 @@ class Launch {
         kill_at = now() + 4;
       }
       if (kill_at && now() >= kill_at) kill_all(asked && !asked_again);
-      // Stopped ranks (SIGSTOP) that others wait for are named by those; when nobody is left to wait, nobody would.
+      // Ranks report stopped ranks (SIGSTOP) that they wait for. If only stopped ranks are left, no rank reports them.
       stopped_since = only_stopped_are_left() ? stopped_since ? stopped_since : now() : 0;
       if (stopped_since && now() >= stopped_since + silence && !kill_at) {
         std::fprintf(stderr, "tandem-run: of what is left all is stopped (SIGSTOP) since %g s, and ended now: %s\n",
@@ -264,7 +263,7 @@ class Launch {
       }
       const bool none = std::none_of(ranks_.begin(), ranks_.end(), [](const Rank& r) { return r.running; });
       if (none && !drained_at_) drained_at_ = now() + 0.5;
-      if (drained_at_ && now() >= drained_at_) break;  // a grandchild holds the pipes
+      if (drained_at_ && now() >= drained_at_) break;  // a grandchild keeps the pipes open
     }
     signal_all(SIGKILL);
     while (waitpid(-1, nullptr, WNOHANG) > 0) {}
@@ -283,7 +282,7 @@ class Launch {
       host_list +=
           (host_list.empty() ? "" : ",") + (h.name.empty() ? this_host() : h.name) + ":" + std::to_string(h.slots);
     job_ = hex(random_bytes(8));
-    // Who starts a rank again by hand, on another host, must know the token: it can be given.
+    // The token can be given, because a user who restarts a rank by hand on another host needs it.
     const char* token = std::getenv("TANDEM_TOKEN");
     token_ = here_only() ? "" : token && *token ? token : hex(random_bytes(32));
     const char* strategy = std::getenv("TANDEM_STRATEGY");
@@ -298,7 +297,7 @@ class Launch {
     if (c_.restarts > 0 && !goes_on_)
       refuse("--restart ", c_.restarts,
              ": only in a job of a parameter server can a rank come back (--strategy ddc-asgd)");
-    // Only this way of meeting shows when all have come. By another, rank 0 says who is missing.
+    // Only the rendezvous by file shows when all have joined. With the others, rank 0 reports the missing ranks.
     begun_ = !goes_on_ || !here_only() || (token && *token);
     const unsigned char draw = static_cast<unsigned char>(random_bytes(1)[0]);
     const std::string port = c_.port.empty() ? std::to_string(29500 + draw) : c_.port;
@@ -320,10 +319,10 @@ class Launch {
                                                                           : first});
           set.push_back({"MASTER_PORT", port});
         }
-        // Ranks that share cores share their threads too, and those that wait do not spin.
+        // Ranks that share cores also divide the threads, and waiting threads do not spin.
         if (is_here(h.name) && !std::getenv("OMP_NUM_THREADS"))
           set.push_back({"OMP_NUM_THREADS", std::to_string(std::max(1, default_threads() / h.slots))});
-        // Lost connections are reported by the ranks, with names; UCX reads this when it is loaded.
+        // The ranks report lost connections themselves, with names. UCX reads this variable when it is loaded.
         if (!std::getenv("UCX_LOG_LEVEL")) set.push_back({"UCX_LOG_LEVEL", "fatal"});
         if (!std::getenv("OMP_WAIT_POLICY")) set.push_back({"OMP_WAIT_POLICY", "passive"});
         for (const auto& [name, value] : {std::pair{"TANDEM_SERVERS", c_.servers},
@@ -363,7 +362,7 @@ class Launch {
   // The command that runs `words` on another host.
   std::vector<std::string> over_ssh(const std::string& host, const Environment& set,
                                     const std::vector<std::string>& words) const {
-    // The token goes through standard input: command lines can be read by everyone on a host.
+    // The token is sent through standard input, because all users of a host can read command lines.
     std::string line = "cd " + shell_quoted(std::filesystem::current_path().string()) +
                        " && read -r TANDEM_TOKEN && export TANDEM_TOKEN && exec env";
     for (const auto& [name, value] : set) line += " " + name + "=" + shell_quoted(value);
@@ -431,24 +430,24 @@ class Launch {
     r.running = true;
   }
 
-  // In a job of a parameter server: says who is gone, and starts it again.
+  // In a job of a parameter server: reports failed ranks, and restarts them.
   void go_on_without_the_lost() {
     for (Rank& r : ranks_) {
-      // A moment first: it may have failed because rank 0 has.
-      // Where it says so, it is seen from the others, which would say the same within that time.
+      // Waits a moment: it may have failed because rank 0 has failed. If it names rank 0 as the cause, it waits longer:
+      // the other ranks would report the same within that time.
       const double moment = r.blames(0) ? Deadlines::from().silence : 0.2;
       if (!r.failed() || ends_job(r) || asked || ranks_[0].failed() || now() < r.ended + moment) continue;
       const bool again = r.restarts < c_.restarts && ranks_[0].running;
       if (!std::exchange(r.forgiven, true))
         std::fprintf(stderr, "tandem-run: rank %d on %s %s: the others go on without it%s\n", r.number, r.host.c_str(),
                      r.how().c_str(), again ? ", and it is started again" : "");
-      // What it has to say comes first.
+      // Its remaining output is read first.
       if (!again || (now() < r.ended + 0.5 && (r.pipes[0] >= 0 || r.pipes[1] >= 0))) continue;
       for (int k : {0, 1}) {
         finish_line(r, k);
         if (r.pipes[k] >= 0) close(std::exchange(r.pipes[k], -1));
       }
-      kill(-r.pid, SIGKILL);  // what it may have started itself
+      kill(-r.pid, SIGKILL);  // processes that it may have started
       r.restarts++;
       start(r);
     }
@@ -517,8 +516,8 @@ class Launch {
     if (k == 1 && r.log) std::fclose(std::exchange(r.log, nullptr));
   }
   void print(Rank& r, int k, const std::string& line) {
-    // All ranks have the same options, and say the same of a wrong one: once is enough. What one says of another is its
-    // own view.
+    // All ranks have the same options and report a wrong one in the same words: it is printed once. A line that names a
+    // rank is the view of one rank, and is always printed.
     static const std::regex names_a_rank("rank [0-9]");
     auto says_it = [&](const Rank& other) { return other.number != r.number && other.last == line; };
     const bool said =
@@ -532,8 +531,8 @@ class Launch {
   bool ends_job(const Rank& r) const {
     return goes_on_ ? r.ends_all() || (r.blames(0) && only_rank_0_is_left()) : r.failed();
   }
-  // Of one rank alone, that it does not reach rank 0 is its own trouble. When none is left that does, rank 0 is gone,
-  // or stopped.
+  // If one rank alone does not reach rank 0, it is that rank's failure. If no rank is left that reaches rank 0, rank 0
+  // has died or is stopped.
   bool only_rank_0_is_left() const {
     const auto runs = [](const Rank& r) { return r.number != 0 && r.running; };
     return (ranks_[0].running || ranks_[0].failed()) && std::none_of(ranks_.begin(), ranks_.end(), runs);
@@ -545,7 +544,7 @@ class Launch {
       if (r.running) names += (names.empty() ? "rank " : ", rank ") + std::to_string(r.number) + " on " + r.host;
     return names;
   }
-  void kill_all(bool tells) {  // tells: they were asked to stop, and did not
+  void kill_all(bool tells) {  // tells: reports that they were asked to stop and did not
     if (tells && !std::exchange(told_kill_, true) && !running().empty())
       std::fprintf(stderr, "tandem-run: 30 s after they were asked to stop, these still run and are killed: %s\n",
                    running().c_str());
@@ -556,7 +555,7 @@ class Launch {
       if (r.running || number == SIGKILL) kill(-r.pid, number);
   }
 
-  // The rank that failed first; one whom others that failed name as the cause comes before them.
+  // Reports the rank that failed first, or the failed rank that it names as the cause. Returns the exit status.
   int verdict() {
     const Rank* first = nullptr;
     for (const Rank& r : ranks_)
@@ -569,7 +568,7 @@ class Launch {
         break;
       }
     if (asked) return 128 + asked;
-    // Of that nobody can
+    // After SIGKILL the last line is not about the failure: a rank cannot report it.
     const bool told = !first->last.empty() && !(WIFSIGNALED(first->status) && WTERMSIG(first->status) == SIGKILL);
     std::fprintf(stderr, "tandem-run: rank %d on %s failed first: it %s%s%s\n", first->number, first->host.c_str(),
                  first->how().c_str(), told ? ": " : "", told ? first->last.c_str() : "");
@@ -580,13 +579,13 @@ class Launch {
   bool told_kill_ = false;
   std::vector<Rank> ranks_;
   std::string job_, token_;
-  bool goes_on_ = false;  // without ranks other than 0
-  bool begun_ = false;    // all have met, as far as can be seen here
+  bool goes_on_ = false;  // the job continues without lost ranks other than 0
+  bool begun_ = false;    // all ranks have met, as far as this process can see
   bool lost_logs_ = false;
   double drained_at_ = 0;
 };
 
-// What --check runs in every rank: a small message goes round, then all ranks add up a megabyte.
+// The program of --check on every rank: a small message goes round, then all ranks all-reduce 1 MiB.
 void check_rank() {
   auto c = Job().communicator();
   std::vector<float> token{0}, many(1 << 18, 1);

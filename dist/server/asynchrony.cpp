@@ -56,7 +56,7 @@ Asynchrony Asynchrony::parse(const std::string& text) {
     else if (!a.takes_each())
       a.rule = a.of_means() ? "asgd-m" : "asgd";
   }
-  const auto rule = make_rule(a.rule);  // refuses what there is not
+  const auto rule = make_rule(a.rule);  // refuses a rule that does not exist
   if ((a.of_means() || a.of_batches()) && (rule->keeps().square_avg || rule->keeps().own || rule->keeps().sent))
     refuse(text, ": with ", kind, a.kind == Kind::bsp ? " nothing is late, and" : "",
            " the update is one for all workers: leave ", a.rule, " out");

@@ -24,26 +24,26 @@ struct Parcel {
   MessageHeader header;
   std::span<const std::byte> bytes;
   enum State { waiting, taken, delivered } state = waiting;  // taken: its bytes are being copied
-  std::uint64_t ripe = 0;                                    // with delays: not before that look into the inbox
+  std::uint64_t ripe = 0;                                    // with delays: the first look that may deliver it
   bool again = false;                                        // a duplicate
-  bool of_the_dead = false;                                  // its sender is lost, and nobody waits for it
-  std::vector<std::byte> left = {};                          // then its bytes, as a network has them
+  bool of_the_dead = false;                                  // its sender is lost and does not wait for it
+  std::vector<std::byte> left = {};                          // then a copy of its bytes, as in a network
 };
 
-// A rank was lost, or is there again. All ranks hear of all events in this order.
+// A loss or a rejoin of a rank. All ranks receive all events in this order.
 struct Event {
   int rank;
   std::uint64_t incarnation;  // 0: lost
   std::string why;
 };
 
-// What the ranks say of one: `lost` and `incarnation` as they are, or as far as somebody has heard.
+// The state of a rank: the actual state, or the state that another rank has derived from its events so far.
 struct State {
   bool lost = false;
   std::uint64_t incarnation = 0;
 };
 
-// All that the ranks share, behind one lock.
+// All data that the ranks share, protected by one lock.
 struct Hub {
   Hub(int ranks, const ChannelFaults& f) : sides(std::size_t(ranks)), faults(f) {}
   ~Hub() {
@@ -65,7 +65,7 @@ struct Hub {
     if (failed.empty()) failed = text, culprit = rank;
     changed.notify_all();
   }
-  // What was under way to it ends here. What it had sent may still arrive where its loss has not been heard of.
+  // Messages to it are dropped. Its messages may still arrive at ranks that have not received the event of its loss.
   void lose(int rank, const std::string& why) {
     changed.notify_all();
     if (rank == 0) return fail(0, why);
@@ -202,7 +202,7 @@ class InProcessChannel : public Channel {
   void rest() override {
     std::unique_lock lock(hub_->mutex);
     const auto& inbox = hub_->of(rank_).inbox;
-    // What is held back is looked for again soon.
+    // Checks soon again for messages that are held back.
     const bool held = receiver_.place && delays() && (!inbox.empty() || heard_ < hub_->events.size());
     hub_->changed.wait_for(lock, std::chrono::microseconds(held ? 50 : 5000), [&] {
       return hub_->of(rank_).woken || !hub_->failed.empty() ||
@@ -230,12 +230,12 @@ class InProcessChannel : public Channel {
     const State &known = known_[std::size_t(rank)], &is = hub_->of(rank).state;
     const auto& blocks = hub_->of(rank).blocks[std::size_t(known.incarnation)];
     if (!hub_->faults.shared_memory || number < 0 || std::size_t(number) >= blocks.size()) return {};
-    // Of a process that has ended, what was not reached before is not found any more.
+    // A block of an ended process can be reached only if it was reached before.
     const std::tuple block{rank, known.incarnation, number};
     if ((is.lost || is.incarnation != known.incarnation) && !reached_.count(block)) return {};
     reached_.insert(block);
     const Hub::Block& b = blocks[std::size_t(number)];
-    return {static_cast<std::byte*>(b.memory.get()), b.bytes};  // the hub keeps it until the last channel is gone
+    return {static_cast<std::byte*>(b.memory.get()), b.bytes};  // the hub keeps it until the last channel is destroyed
   }
   void fail(int culprit, const std::string& text) override {
     std::lock_guard lock(hub_->mutex);
@@ -253,7 +253,8 @@ class InProcessChannel : public Channel {
   bool delays() const { return hub_->faults.delays != 0; }
   std::uint32_t draw(std::uint32_t below) { return chance_.word(drawn_++) % below; }
 
-  // A rank that was lost, or has come back without this one having heard of it: what is sent to the old one is gone.
+  // False if the rank was lost, or has rejoined and this rank has not received the event: messages to the old process
+  // are dropped.
   bool reaches(int to) const {
     const State &known = known_[std::size_t(to)], &is = hub_->of(to).state;
     return !known.lost && !is.lost && known.incarnation == is.incarnation;
@@ -269,7 +270,7 @@ class InProcessChannel : public Channel {
     if (event.incarnation) known_[std::size_t(event.rank)].incarnation = event.incarnation;
     return true;
   }
-  // The next message that may be delivered, out of the inbox: the first one, or, with delays, the first of any sender.
+  // Removes the next message that may be delivered from the inbox: the first, or with delays the first of any sender.
   std::shared_ptr<Parcel> next() {
     auto& inbox = hub_->of(rank_).inbox;
     std::vector<std::shared_ptr<Parcel>> first;
@@ -278,7 +279,7 @@ class InProcessChannel : public Channel {
       if (seen[std::size_t(p->from)]) continue;
       seen[std::size_t(p->from)] = true;
       const State& sender = known_[std::size_t(p->from)];
-      if (sender.lost || sender.incarnation != p->incarnation) continue;  // its return has not been heard of yet
+      if (sender.lost || sender.incarnation != p->incarnation) continue;  // its rejoin was not received yet
       if (delays() && p->ripe == 0) p->ripe = looks_ + (draw(4) == 0 ? draw(12) : 0);
       if (p->ripe > looks_) continue;
       first.push_back(p);
@@ -300,7 +301,7 @@ class InProcessChannel : public Channel {
    public:
     Sending(InProcessChannel& channel, std::shared_ptr<Parcel> parcel)
         : channel_(channel), parcel_(std::move(parcel)) {}
-    ~Sending() override {  // given up: nobody may read its memory any more
+    ~Sending() override {  // given up: its memory must not be read any more
       std::unique_lock lock(channel_.hub_->mutex);
       auto& inbox = channel_.hub_->of(parcel_->to).inbox;
       if (parcel_->of_the_dead) return;
@@ -342,9 +343,9 @@ class InProcessChannel : public Channel {
   std::uint64_t incarnation_;
   Receiver receiver_;
   bool killed_ = false;
-  std::size_t heard_;                                      // events
-  std::vector<State> known_;                               // after them
-  std::set<std::tuple<int, std::uint64_t, int>> reached_;  // rank, incarnation, number of a block
+  std::size_t heard_;                                      // events received
+  std::vector<State> known_;                               // the states after these events
+  std::set<std::tuple<int, std::uint64_t, int>> reached_;  // rank, incarnation, block number
   std::uint64_t looks_ = 1;
   Philox chance_;
   std::uint32_t drawn_ = 0;

@@ -11,7 +11,7 @@ void Coordinator::begin(int workers, bool synchronous, WorkLeases leases) {
   workers_ = workers;
   synchronous_ = synchronous;
   leases_ = std::move(leases);
-  if (stop_asked_) leases_.stop();  // by a rank that began before this one
+  if (stop_asked_) leases_.stop();  // by a rank that began before rank 0
   begun_ = true;
   hand_out();
 }
@@ -20,12 +20,12 @@ void Coordinator::begin(int workers, bool synchronous, WorkLeases leases) {
 void Coordinator::wants(int worker, std::uint64_t request) {
   if (request <= of(worker).request) return;
   of(worker).request = request;
-  if (over_told_) return tell_over(worker);  // it came back too late to have heard it
+  if (over_told_) return tell_over(worker);  // it rejoined after that message was sent
   of(worker).waits = true;
   hand_out();
 }
 
-// The speed of a worker: the median of the last three, since an evaluation or a checkpoint now and then is none.
+// The speed of a worker: the median of the last three, so that an occasional evaluation or checkpoint has no effect.
 static double speed_of(const std::deque<double>& last) {
   if (last.empty()) return 0;
   std::vector<double> sorted(last.begin(), last.end());
@@ -73,7 +73,7 @@ void Coordinator::stop() {
   hand_out();
 }
 
-// ---- who waits ------------------------------------------------------------------------------------------------------
+// ---- waiting ranks --------------------------------------------------------------------------------------------------
 void Coordinator::waits_for(int rank, std::string waits_for, double now) {
   of(rank).waits_for = std::move(waits_for);
   changed_ = now;
@@ -96,8 +96,8 @@ void Coordinator::hand_out() {
   if (!begun_) return;
   int may_want = 0, wait = 0;
   for (int m = 0; m < workers_; m++) may_want += of(m).lives && !of(m).left, wait += of(m).waits;
-  // Who makes a step together draws for it together: the batches of a step are then those of one machine with all of
-  // them.
+  // Workers that make a step together draw their leases together: the batches of a step are then the same as on one
+  // machine that makes all of them.
   if (synchronous_ && wait < may_want) return;
   const auto tell = [&](int m, std::uint64_t lease) {
     MessageHeader n = header(What::lease_is);
@@ -114,7 +114,7 @@ void Coordinator::hand_out() {
       tell(m, std::uint64_t(*lease));
       r.waits = r.told_none = false;
     } else if (!std::exchange(r.told_none, true)) {
-      tell(m, word::none);  // it goes on waiting; the servers need not wait for its push
+      tell(m, word::none);  // it continues to wait; the servers need not wait for its push
     }
   }
   if (over_told_ || (!leases_.over() && may_want > 0)) return;
@@ -133,7 +133,7 @@ void Coordinator::tell_over(int rank) {
 }
 
 void Coordinator::says_bye(int rank) {
-  if (end_told_) return send_(rank, header(What::end), nullptr);  // it came back too late to have heard it
+  if (end_told_) return send_(rank, header(What::end), nullptr);  // it rejoined after that message was sent
   of(rank).bye = true;
   count_byes();
 }
@@ -147,9 +147,9 @@ void Coordinator::count_byes() {
     if (of(r).lives) send_(r, header(What::end), nullptr);
 }
 
-// ---- who is there ---------------------------------------------------------------------------------------------------
+// ---- losses and rejoins ---------------------------------------------------------------------------------------------
 void Coordinator::lost(int rank, double now) {
-  const double before = of(rank).lost_at;  // it was lost on its way back: it has been away since then
+  const double before = of(rank).lost_at;  // if set, it was lost again while it rejoined: it is away since then
   of(rank) = {.lives = false, .lost_at = before > 0 ? before : now};
   changed_ = now;
   if (begun_) {
@@ -171,7 +171,8 @@ void Coordinator::says(int rank, std::uint64_t gathering, std::string text) {
   answer(gathering);
 }
 
-// Once all who live have said something, or had: who comes back afterwards says it again, and hears what there is.
+// Sends the texts once all live ranks have sent theirs, or if they once had: a rank that rejoins later sends its text
+// again and receives the existing texts.
 void Coordinator::answer(std::uint64_t k) {
   Gathering& g = gatherings_[k];
   if (!g.complete)

@@ -16,23 +16,22 @@ void FailOvers::lost(int rank) {
   for (int s = 0; s < layout_.shards(); s++) {
     FailOver& a = fail_overs_[std::size_t(s)];
     a.offers.erase(rank);
-    if (a.from == rank) a.from = -1, a.arrived = 0;  // another one's, then
+    if (a.from == rank) a.from = -1, a.arrived = 0;  // another copy is chosen
     choose(s);
-    if (Snapshot& p = snapshots_[std::size_t(s)]; p.from == rank) p.number = 0;  // the rest of it does not come
+    if (Snapshot& p = snapshots_[std::size_t(s)]; p.from == rank) p.number = 0;  // the rest of it will not arrive
   }
 }
 
 void FailOvers::offered(int from, const MessageHeader& n, std::vector<ExchangeId> applied) {
   const int s = int(n[word::shard]);
   FailOver& a = fail_overs_[std::size_t(s)];
-  // Who comes back offers to all owners; most need nothing.
+  // A rejoined rank sends offers to all owners; most owners need none.
   if (!a.under_way && layout_.owner[std::size_t(s)] == send_queue_.rank()) return;
   a.offers[from] = {n[word::version] > 0, {n[word::version] - 1, std::int64_t(n[word::pushes]), std::move(applied)}};
   choose(s);
 }
 
-// Once all who live have said what they have, those too who came back: they may have been answered with more than
-// anybody.
+// Chooses once all live ranks have sent offers, including rejoined ranks: these may have received the newest answer.
 void FailOvers::choose(int s) {
   FailOver& a = fail_overs_[std::size_t(s)];
   if (!a.under_way || a.from >= 0) return;
@@ -69,9 +68,9 @@ std::optional<std::span<std::byte>> FailOvers::place(int from, const MessageHead
     return std::span(a.values).subspan(at, bytes);
   }
   Snapshot& p = snapshots_[n[word::shard]];
-  // A new one begins, and what has come of the one before is of no use
+  // A new snapshot begins, and the incomplete previous one is discarded.
   if (p.from != from || p.number != n[word::number]) {
-    // One vector, or two for each worker: no rule keeps more.
+    // One vector and two for each worker: no rule keeps more.
     if (n[word::vectors] > 1 + 2 * std::size_t(layout_.workers())) return std::span<std::byte>();
     const std::int64_t length = layout_.length(int(n[word::shard]));
     p.from = from;

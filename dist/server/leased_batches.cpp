@@ -34,7 +34,7 @@ void LeasedBatches::look_ahead() {
   if (!lease) return;
   const Place p = place(*lease, lease_ ? next_ : 0);
   ahead_ = true;
-  if (p.share == share_) all_.make_ahead(p.epoch, p.index);  // otherwise it was that of a rank that is lost
+  if (p.share == share_) all_.make_ahead(p.epoch, p.index);  // otherwise it is a lost rank's lease
 }
 
 }  // namespace tandem

@@ -1,7 +1,7 @@
 // The update rules, a few lines each. η: learning rate, μ: momentum, τ: updates of the shard between this worker's pull
-// and its push, τ̄: the running mean of τ, n: workers, w_sent: what the worker was sent, g: its gradient.
+// and its push, τ̄: the running mean of τ, n: workers, w_sent: the weights sent to the worker, g: its gradient.
 //
-// To add one: a formula here and a row in table(); the row is also its --strategy name. Then a line in
+// To add a rule, write its formula here and add a row to table(). The row has its --strategy name. Then add a line to
 // dist/lab/README.md.
 #include "dist/server/rules.h"
 
@@ -20,14 +20,14 @@ namespace {
 using Constants = std::map<std::string, double>;
 constexpr std::int64_t block = 64;  // elements that share a learning-rate scale
 
-// Numbers reach the formulas as the optimizers hold theirs, in f32.
+// The formulas receive numbers rounded to f32, as the optimizers store theirs.
 template <class T>
 T rounded(double x) {
   return T(static_cast<float>(x));
 }
 
 // ---- formulas -------------------------------------------------------------------------------------------------------
-// Each is made for one push and called for every element with the rate η · scale of its block.
+// A formula object is made for one push. It is called for every element, with the rate η · scale of its block.
 
 template <class T>
 struct Asgd {  // w −= η·g
@@ -47,7 +47,7 @@ struct SaAsgd {
   }
 };
 
-// w −= η·n/max(n, τ)·g   (Mishchenko et al. 2022, as in their group's later simulator): later than usual is smaller
+// w −= η·n/max(n, τ)·g   (Mishchenko et al. 2022, as in their group's later simulator): smaller steps for late pushes
 template <class T>
 struct DelayAdaptive : Asgd<T> {
   T share;
@@ -56,9 +56,9 @@ struct DelayAdaptive : Asgd<T> {
   void operator()(const RuleVectors<T>& x, T rate, std::int64_t i) const { Asgd<T>::operator()(x, rate* share, i); }
 };
 
-// w −= η·(1 + τ)/n·g: a worker's step is as long as its computation takes, so that a slow worker's data count as much
-// as a fast one's (Rescaled ASGD, arXiv 2605.13434). The clock is ours: 1 + τ updates pass from one push of a worker to
-// its next, n with equal workers.
+// w −= η·(1 + τ)/n·g: a worker's step is proportional to the time of its computation, so that a slow worker's data
+// count as much as a fast one's (Rescaled ASGD, arXiv 2605.13434). The measure of time is ours: 1 + τ updates pass from
+// one push of a worker to its next, n with equal workers.
 template <class T>
 struct Rescaled : Asgd<T> {
   T share;
@@ -125,10 +125,10 @@ struct DcAsgdK : DcAsgdA<T> {
   }
 };
 
-// v = μ·v + g/G;  w −= η·v, G = 1 + |w − w_sent|/(η·mean step): the gap in steps (Barkai et al., arXiv 1909.10802).
-// That gradients are divided by their gap is the paper's; that G is of each element we have from a secondary source.
-// Ours: the mean step is √s, s this worker's running mean of v² as it finds it, without the share of its beginning.
-// Nothing has moved: G = 1, SGD with momentum.
+// v = μ·v + g/G;  w −= η·v, G = 1 + |w − w_sent|/(η·mean step): the gap in steps (Barkai et al., arXiv 1909.10802). The
+// division of gradients by their gap is from the paper; that G is computed per element is from a secondary source.
+// Ours: the mean step is √s; s is this worker's running mean of v² before the update, corrected for its start at 0. If
+// no weight has moved, G = 1: SGD with momentum.
 template <class T>
 struct GapAware {
   static constexpr Rule::Keeps keeps{.velocity = true, .sent = true, .square_avg = true};
@@ -139,13 +139,13 @@ struct GapAware {
         seen(rounded<T>(1 - std::pow(k.at("decay"), 1 + double(h.before) / h.workers))) {}
   void operator()(const RuleVectors<T>& x, T rate, std::int64_t i) const {
     const T v = x.velocity[i], s = x.square_avg[i] = fused(decay, x.square_avg[i], (1 - decay) * v * v);
-    const T gap = 1 + std::abs(x.w[i] - x.sent[i]) / (rate * std::sqrt(s / seen) + T(1e-12f));  // where it is frozen 1
+    const T gap = 1 + std::abs(x.w[i] - x.sent[i]) / (rate * std::sqrt(s / seen) + T(1e-12f));  // frozen: 1
     x.velocity[i] = fused(mu, v, x.g[i] / gap);
     x.w[i] = fused(-rate, x.velocity[i], x.w[i]);
   }
 };
 
-// u = μ·u + g;  w −= η·(μ·u + g), u the worker's   (Hakimi et al., arXiv 1907.11612)
+// u = μ·u + g;  w −= η·(μ·u + g), u: the worker's velocity   (Hakimi et al., arXiv 1907.11612)
 template <class T>
 struct DanaSlim {
   static constexpr Rule::Keeps keeps{.own = true};
@@ -157,10 +157,10 @@ struct DanaSlim {
   }
 };
 
-// DANA with delay compensation (the same paper): u = μ·u + g + c;  w −= η·u;  the worker is sent w − η·μ·Σu, where the
-// others' momentum will have brought w. c as in dc-asgd-a, with w_sent as it was sent. What a shard holds is what it
-// sends, so that every copy of it is of one kind: w is computed from that, Σu (the shard's velocity) and the learning
-// rate it was sent with.
+// DANA with delay compensation (the same paper): u = μ·u + g + c;  w −= η·u;  the worker receives w − η·μ·Σu, the point
+// to which the others' momentum will move w. c is as in dc-asgd-a; w_sent is the vector that was sent. A shard stores
+// the vector that it sends, so all copies of it are of one kind. w is computed from this vector, Σu (the shard's
+// velocity) and the learning rate with which it was sent.
 template <class T>
 struct DanaDc : DcAsgdA<T> {
   static constexpr Rule::Keeps keeps{.velocity = true, .sent = true, .square_avg = true, .own = true};
@@ -182,10 +182,10 @@ struct DanaDc : DcAsgdA<T> {
   }
 };
 
-// Delayed Nesterov (Liu et al., arXiv 2401.09135): the momentum changes, and moves the weights, once in N pushes, with
-// their mean; in between a push moves them by its own share alone, so that late pushes are not amplified. As written
-// there: b += g; w −= (η/N)·g; and with the N-th m = μ·m + b/N, w −= η·μ·m, b = 0. Here v is both m and b: it decays
-// before the first of N.
+// Delayed Nesterov (Liu et al., arXiv 2401.09135): once in N pushes the momentum is updated with their mean and moves
+// the weights. The other pushes move them only by their own share, so late pushes are not amplified. In the paper:
+// b += g; w −= (η/N)·g; and at the N-th push m = μ·m + b/N, w −= η·μ·m, b = 0. Here v is both m and b: it decays before
+// the first of N pushes.
 template <class T>
 struct DelayedNesterov {
   static constexpr Rule::Keeps keeps{.velocity = true};
@@ -203,20 +203,19 @@ struct DelayedNesterov {
   }
 };
 
-// Dynamic delay compensation. The thesis (Qu 2021) says what is adjusted by each delay, the trust in the momentum and
-// in the correction, and not how; how is ours:
+// Dynamic delay compensation. The thesis (Qu 2021) adjusts the trust in the momentum and in the correction by each
+// delay, but does not say how. The formulas are ours:
 //   c = λ·g⊙g⊙(w − w_sent) as in the adaptive form, but never more than the gradient itself: |c| ≤ |g|, λ₀ = 50
-//   a = min(1, (1 + τ̄)/(1 + τ))      less of a gradient that is later than the others
-//   d = a·(g + c);  u = μ·u + d       u the worker's: its terms are all as far apart as its own steps, however many
-//   others
-//                                     there are (DANA has that of Hakimi et al.)
-//   θ = τ/(1 + τ)                     0: nothing is late. Towards 1: as late as it can be
+//   a = min(1, (1 + τ̄)/(1 + τ))      smaller for a gradient that is later than the others
+//   d = a·(g + c);  u = μ·u + d       u: the worker's velocity
+//   θ = τ/(1 + τ)                     0: not late; approaches 1 as the delay grows
 //   w −= η·((1 − θ)·u + θ·(μ·u + d))
-// With θ = 0 that is Polyak's momentum, so that one worker is SGD with momentum, bit for bit; with θ = 1 it is
-// Nesterov's, which looks ahead to where the momentum of this worker will have brought the weights when its next
-// gradient comes. In between the trust in the past, 1 − θ(1 − μ), falls with the delay, and that in the new direction
-// rises. Ablations, each on unless it is switched off: clamp (|c| ≤ |g|), trust (a; off: 1), ahead (θ; off: 0), own (a
-// velocity for each worker; off: one for all). lambda=0 leaves the correction out.
+// Two terms of u are one step of this worker apart, however many other workers there are (from DANA, Hakimi et al.).
+// With θ = 0 this is Polyak's momentum, so one worker is SGD with momentum, bit for bit. With θ = 1 it is Nesterov's:
+// it looks ahead to the weights that this worker's momentum will have produced when its next gradient arrives. In
+// between, the trust in the past, 1 − θ(1 − μ), falls with the delay, and the trust in the new direction rises.
+// Ablations, all on by default: clamp (|c| ≤ |g|), trust (a; off: 1), ahead (θ; off: 0), own (a velocity for each
+// worker; off: one for all). lambda=0 omits the correction.
 template <class T>
 struct DdcAsgd : DcAsgdA<T> {
   static constexpr Rule::Keeps keeps{.sent = true, .square_avg = true, .own = true};
@@ -279,7 +278,7 @@ class RuleOf final : public Rule {
   template <class T>
   void run(const RuleVectors<T>& given, std::int64_t n, const Hyper& h) const {
     const Formula<T> f(h, constants_);
-    const RuleVectors<T> x = given;  // this function's own: no store can change it, so nothing is read again
+    const RuleVectors<T> x = given;  // a local copy: no store changes its pointers, so none is read again
     const T eta = rounded<T>(h.learning_rate);
     for (std::int64_t b = 0; b < n; b += block) {
       const T rate = eta * T(x.scales[b / block]);

@@ -36,14 +36,14 @@ void SendQueue::send_parts(int to, MessageHeader header, Buffer part, std::int64
 }
 
 void SendQueue::let_go() {
-  std::deque<Sending> before;  // done() may deliver messages, and these may be answered
+  std::deque<Sending> before;  // done() may deliver messages, whose handlers may send answers
   before.swap(sends_);
   for (Sending& s : before)
     if (!gone_well([&] { return s.work.done(); })) sends_.push_back(std::move(s));
 }
 
 std::shared_ptr<void> SendQueue::share(std::size_t bytes) {
-  std::lock_guard lock(mutex_);  // the channel counts blocks by its calls, and so does blocks_
+  std::lock_guard lock(mutex_);  // blocks_ has the same order as the channel's calls
   auto block = channel_.share(bytes);
   blocks_.push_back({static_cast<const std::byte*>(block.get()), bytes, block});
   return block;

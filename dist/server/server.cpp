@@ -41,9 +41,10 @@ std::vector<T> numbers_in(const std::vector<std::byte>& message) {
 
 }  // namespace
 
-// Two threads. The training thread calls the first part, which tells the member's thread what to do and waits until
-// something is so; the member's thread carries messages and hands each to the part of this rank that it is for. What
-// `mutex_` guards is both threads'; what begin() makes is made before the member's thread is told of it.
+// Two threads. The training thread calls the first part, which gives commands to the member's thread and waits for
+// their results. The member's thread sends and receives messages and passes each to the object that handles it. Both
+// threads use the data that `mutex_` protects. begin() creates its objects before it gives the member's thread a
+// command that uses them.
 class ServerNode::Thread {
  public:
   Thread(std::unique_ptr<Channel> channel, double deadline, Tells tells, double patience)
@@ -83,13 +84,14 @@ class ServerNode::Thread {
     thread_.join();
   }
 
-  // ---- the training thread's ----------------------------------------------------------------------------------------
+  // ---- the training thread ------------------------------------------------------------------------------------------
   int rank() const { return channel_->rank(); }
   int size() const { return channel_->size(); }
   std::string where() const { return channel_->where(rank()); }
   int workers() const { return layout_ ? layout_->workers() : size(); }
   bool trains() const { return rank() < workers(); }
-  // WorkLeases of a step are then drawn together: who had one more in hand would be waited for by those who have none.
+  // With bsp the leases of a step are drawn together: workers without a lease would wait for one that held an extra
+  // lease.
   bool synchronous() const { return layout_->options.how.kind == Asynchrony::Kind::bsp; }
   bool quorum() const { return layout_->options.how.kind == Asynchrony::Kind::quorum; }
   std::shared_ptr<void> memory(std::size_t bytes) { return send_queue_.share(bytes); }
@@ -127,7 +129,7 @@ class ServerNode::Thread {
       }
     }
     tell([this, leases, v = std::move(v)]() mutable {
-      // Who comes back does not know who owns what by now.
+      // A rejoined rank does not know the current owners of the shards.
       if (send_queue_.incarnation() > 0) return send_queue_.send(0, header(What::ask_owners));
       if (coordinator_) {
         coordinator_->begin(workers(), layout_->options.how.kind == Asynchrony::Kind::bsp, std::move(leases));
@@ -137,7 +139,7 @@ class ServerNode::Thread {
       ready();
       exchange();
     });
-    // Here nobody waits: pull() does.
+    // begin() does not wait for the weights: pull() does.
   }
 
   std::optional<std::int64_t> lease(const std::function<bool()>& asked_to_stop) {
@@ -154,7 +156,7 @@ class ServerNode::Thread {
           }
         });
     waited_ += now() - begin;
-    // So that its batch can be made meanwhile
+    // Requests the next lease now, so that its batch can be made meanwhile.
     if (holds_ && !synchronous()) tell([this] { worker_->ask_for_lease(); });
     return holds_;
   }
@@ -217,8 +219,8 @@ class ServerNode::Thread {
       worker_->be_idle();
     });
   }
-  // Twice it waits for all: until nothing more is applied, so that the weights are the last; and until all have these,
-  // since they may have them from here.
+  // It waits for all ranks twice: until no more pushes are applied, so that the weights are the last ones; then until
+  // all ranks have received them, because others may receive them from this rank.
   void finish(Buffer parameters, Buffer buffers) {
     leave();
     wait("the others to end", [&] { return over_; });
@@ -237,7 +239,7 @@ class ServerNode::Thread {
   }
   bool is_first_of_what_is_left() const {
     std::lock_guard lock(mutex_);
-    // Failed: the thread has ended, and the channel is this one's
+    // After a failure the member's thread has ended, and this thread may use the channel.
     if (!failed_ || rank() == 0 || !trains()) return false;
     const std::vector<bool> living = channel_->living();
     return std::find(living.begin() + 1, living.end(), true) - living.begin() >= rank();
@@ -281,7 +283,7 @@ class ServerNode::Thread {
   }
 
  private:
-  // What the snapshots will take, before anything is allocated for them.
+  // Checks the memory that the snapshots will need, before any of it is allocated.
   void check_snapshots() const {
     const ServerOptions& o = layout_->options;
     const double bytes = double(layout_->snapshot_bytes()), need = double(layout_->snapshot_memory());
@@ -302,7 +304,7 @@ class ServerNode::Thread {
     commands_.push_back(std::move(command));
     channel_->wake();
   }
-  // Has the member's thread answer a question; once that has ended, this one does.
+  // Runs `question` on the member's thread, or on this thread if the member's thread has ended.
   void ask_thread(const std::function<void()>& question) {
     bool answered = false;
     tell([&] { question(), change([&] { answered = true; }); });
@@ -312,8 +314,8 @@ class ServerNode::Thread {
     }
     if (!answered) question();
   }
-  // As long as it takes, while others live and one of them works: rank 0 knows when that is not so
-  // (look_for_standstill()). `meanwhile` is called now and then.
+  // Waits without limit while other ranks live and one of them works. Rank 0 detects when that is not so
+  // (look_for_standstill()). `meanwhile` is called periodically.
   void wait(
       const char* what, const std::function<bool()>& done, const std::function<void()>& then = [] {},
       const std::function<void()>& meanwhile = {}) {
@@ -336,8 +338,8 @@ class ServerNode::Thread {
   // ---- the member's thread ------------------------------------------------------------------------------------------
   void run() {
     try {
-      // Others may still need what this rank has sent: after a good end it goes when all of that has gone, or soon
-      // after.
+      // Other ranks may still need messages of this rank: after a successful end it exits when all are sent, or after
+      // `patience` seconds.
       constexpr double patience = 10;
       double leaves_at = 0;
       for (;;) {
@@ -364,7 +366,7 @@ class ServerNode::Thread {
     }
   }
 
-  // Until the run is over: then ranks go, as they should.
+  // Only until the run is over: after that it is normal that ranks leave.
   void tell_person(const std::string& what) const {
     if (coordinator_ && tells_ && !over_heard_) tells_(what);
   }
@@ -380,14 +382,14 @@ class ServerNode::Thread {
                   " gradients were not finite, and refused (" + all + "). A smaller --lr usually helps");
   }
 
-  double look_around() {  // and in how many seconds again
+  double look_around() {  // returns the seconds until the next call
     const double seldom = std::min({0.5, deadline_ / 4, patience_ / 4});
     tell_what_it_waits_for();
     if (coordinator_) look_for_standstill();
     if (ready_) shard_server_->look(patience_);
     const double every = ready_ ? layout_->options.snapshots : 0;
     if (every <= 0 || over_heard_) return seldom;
-    if (snapshot_began_ > 0 && !shard_server_->snapshot_under_way()) {  // its share of the link's time is a tenth
+    if (snapshot_began_ > 0 && !shard_server_->snapshot_under_way()) {  // it takes at most 1/10 of the link's time
       next_snapshot_ = std::max(next_snapshot_, now() + 9 * (now() - snapshot_began_));
       snapshot_began_ = 0;
     }
@@ -397,7 +399,8 @@ class ServerNode::Thread {
     }
     return std::min(seldom, every);
   }
-  // To rank 0: when this rank's training thread has waited from one look to the next, and when it does so no more.
+  // Reports to rank 0 when this rank's training thread has waited from one look to the next, and when it no longer
+  // waits.
   void tell_what_it_waits_for(const std::string& for_good = {}) {
     Waits w;
     {
@@ -411,7 +414,7 @@ class ServerNode::Thread {
     told_wait_ = {*text, w.number};
     send_queue_.send(0, header(What::waits_for), std::as_bytes(std::span(*text)), text);
   }
-  // At rank 0. Who works may take as long as that takes; where nobody does, nothing will come.
+  // At rank 0. A rank that works has no time limit. If no rank works, no progress is possible.
   void look_for_standstill() {
     const auto w = coordinator_->waiting([this](int r) { return channel_->where(r); });
     const double for_seconds = now() - w.since;
@@ -436,7 +439,7 @@ class ServerNode::Thread {
     next_look_ = 0;
     deferred_.handle();
   }
-  // What concerns shards, messages and losses alike, waits until this rank has begun.
+  // Messages and losses that concern shards wait until this rank has begun.
   void when_ready(int from, std::function<void()> f) {
     if (ready_) return f();
     deferred_.keep(from, std::move(f));
@@ -448,7 +451,7 @@ class ServerNode::Thread {
     if (x.verdict == Verdict::taken) sums = {x.sums.loss, x.sums.correct, x.sums.samples};
     if (quorum()) sums[3] = now() - pushed_at_;
     if (x.gradient && coordinator_) {
-      done(rank(), x.lease, sums, x.verdict);  // at once: when its pull() returns it is counted
+      done(rank(), x.lease, sums, x.verdict);  // called directly: it is counted when pull() returns
     } else if (x.gradient) {
       MessageHeader n = header(What::done);
       n[word::number] = std::uint64_t(x.lease);
@@ -512,11 +515,11 @@ class ServerNode::Thread {
     begin_again();
   }
 
-  // ---- what arrives -------------------------------------------------------------------------------------------------
+  // ---- received messages --------------------------------------------------------------------------------------------
   std::size_t element(const MessageHeader& n) const {
     return size_of(what_of(n) == What::push_part ? layout_->pushed_as(int(n[word::shard])) : layout_->dtype);
   }
-  // A message about a shard fits this rank's layout, and comes from who may send it.
+  // Checks that a message about a shard fits this rank's layout, and that its sender may send it.
   void check(int from, const MessageHeader& n, std::size_t bytes) const {
     const bool of_workers = n[word::what] <= std::uint64_t(What::idle);
     if (n[word::what] == 0 || n[word::shard] >= std::uint64_t(layout_->shards()) || (of_workers && from >= workers()))
@@ -529,8 +532,8 @@ class ServerNode::Thread {
     if (!fits) fail(channel_->where(from), " does not train the same model");
   }
 
-  // Where the bytes of a message belong; nothing for texts and tables, for what comes before this rank is ready, and
-  // for what nobody waits for any more.
+  // The memory for the bytes of a message. Nothing for texts and tables, for messages that arrive before this rank is
+  // ready, and for messages that are no longer expected.
   std::optional<std::span<std::byte>> place(int from, const MessageHeader& n, std::size_t bytes) {
     if (bytes == 0) return std::span<std::byte>();
     if (!about_a_shard(n) || !ready_) return {};
@@ -546,7 +549,7 @@ class ServerNode::Thread {
     }
   }
 
-  // A message without bytes, or a part of a vector that lies where it belongs.
+  // A message without bytes, or a part of a vector that is in its place.
   void placed(int from, const MessageHeader& n, std::size_t bytes) {
     if (!about_a_shard(n) || !ready_) return unplaced(from, n, {});
     check(from, n, bytes);
@@ -586,7 +589,7 @@ class ServerNode::Thread {
       default: return;
     }
   }
-  // A message that had no place when it came; where it still has none, nobody waits for it.
+  // A message that had no place when it arrived. A part that still has none is no longer expected, and is dropped.
   void come_again(int from, const MessageHeader& n, const std::vector<std::byte>& message) {
     const auto at = place(from, n, message.size());
     const bool part = what_of(n) == What::push_part || what_of(n) == What::first_part;
@@ -643,9 +646,10 @@ class ServerNode::Thread {
       default: fail(channel_->where(from), " sends what is no message of a parameter server");
     }
   }
-  // This rank has come back, and rank 0 says who owned what in a generation. Once it has heard of that itself it can
-  // reach the owners; what it hears of after it changes who they are. Its own shards are lost ranks', which fell to it
-  // meanwhile. It has no copies, and says so in the end to all owners: who takes over something waits for that.
+  // This rank has rejoined, and rank 0 has sent the owners of the shards in a generation. Once this rank's channel has
+  // reported that generation, it can reach the owners; later losses change the owners. The shards that it owns itself
+  // belonged to lost ranks and were assigned to it meanwhile. It has no copies, and finally reports that to all owners:
+  // a fail-over waits for this report.
   void begin_again() {
     if (!owners_ || channel_->generation() < owners_->first) return;
     const auto [generation, owner] = *std::exchange(owners_, {});
@@ -662,7 +666,7 @@ class ServerNode::Thread {
   const double deadline_, patience_;
   const Tells tells_;
 
-  // Made by begin(). `post_` goes before them: what it sends lies in them.
+  // Created by begin(). `send_queue_` is destroyed before them, because their memory has the data that it sends.
   std::unique_ptr<ServerLayout> layout_;
   std::unique_ptr<Worker> worker_;
   std::unique_ptr<ShardServer> shard_server_;
@@ -670,47 +674,47 @@ class ServerNode::Thread {
   std::unique_ptr<Coordinator> coordinator_;  // at rank 0, from the beginning
   SendQueue send_queue_;
 
-  // The member's thread's.
-  Counts counts_;           // but for `shard`, `bytes` and `waited`
+  // Used by the member's thread.
+  Counts counts_;           // without `shard`, `bytes` and `waited`
   DeferredQueue deferred_;  // when_ready()
-  bool ready_ = false;      // this rank knows who owns what, and has a part in it
+  bool ready_ = false;      // the owners of the shards are known, and this rank takes part
   bool over_heard_ = false;
-  std::map<int, std::int64_t> refused_;  // at rank 0: of each worker, leases
-  std::uint64_t generation_ = 0;         // of the membership, to which layout_->owner belongs
-  std::optional<std::pair<std::uint64_t, std::vector<int>>> owners_;  // as rank 0 named them: generation, by shard
+  std::map<int, std::int64_t> refused_;  // at rank 0: refused leases, by worker
+  std::uint64_t generation_ = 0;         // the membership's generation that layout_->owner belongs to
+  std::optional<std::pair<std::uint64_t, std::vector<int>>> owners_;  // as sent by rank 0: generation, owners by shard
   double pushed_at_ = 0;
   double next_look_ = 0, next_snapshot_ = 0, snapshot_began_ = 0;
   struct Waits {
     std::string what = {};     // empty: the training thread works
-    std::uint64_t number = 0;  // of the wait
+    std::uint64_t number = 0;  // number of the wait
   } told_wait_;
   std::uint64_t looked_at_wait_ = 0;  // the number of the wait at the last look
-  bool warned_ = false;               // of this standstill
+  bool warned_ = false;               // of the current standstill
 
-  // The training thread's.
+  // Used by the training thread.
   std::optional<std::int64_t> holds_;  // a lease
   std::int64_t lease_count_ = 1;
   std::uint64_t gatherings_ = 0;
   double waited_ = 0;  // seconds
 
-  // Both threads'.
+  // Used by both threads.
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<std::function<void()>> commands_;               // to the member's thread
+  std::deque<std::function<void()>> commands_;               // for the member's thread
   std::map<std::uint64_t, std::vector<std::string>> heard_;  // by gathering
   std::optional<std::int64_t> drawn_;                        // the next lease
   std::int64_t drawn_count_ = 1;
   bool pushes_parts_ = false;  // Worker::sends_parts(), at the last answer
-  bool waiting_ = true;        // for an answer; begin() asks for the first
-  Worker::Exchange answered_;  // the last
+  bool waiting_ = true;        // for an answer; begin() requests the first
+  Worker::Exchange answered_;  // the last exchange that was answered
   bool velocity_here_ = false;
-  bool over_ = false, stopped_ = false, ended_ = false;  // as rank 0 says
-  bool end_ = false;                                     // of this object
+  bool over_ = false, stopped_ = false, ended_ = false;  // as reported by rank 0
+  bool end_ = false;                                     // this object is being destroyed
   std::int64_t leases_done_ = 0;
   MetricSums sums_;
   Waits waits_;
   std::exception_ptr failed_;
-  std::thread thread_;  // last
+  std::thread thread_;  // the last member: the thread uses the others
 };
 
 Measures ServerNode::Counts::measures() const {

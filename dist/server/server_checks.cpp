@@ -21,7 +21,7 @@ const SGDOptions& served_sgd(const Optimizer& optimizer, const Asynchrony& how) 
   return sgd->options();
 }
 
-// What makes up for the momentum that a rule lacks. Measured with 4 workers (dist/lab/DEFAULTS.md).
+// The options that replace the momentum that a rule lacks. Measured with 4 workers (dist/lab/DEFAULTS.md).
 static std::string instead_of_momentum(const Asynchrony& how, double rate) {
   if (how.rule == "rescaled") return "--strategy outer+rescaled";
   if (how.kind == Asynchrony::Kind::rennala) return "--lr " + digits(double(how.batch) * rate);

@@ -22,7 +22,7 @@ Shard::Shard(const Rule& rule, const Tensor& first, std::vector<float> scales, i
   auto zeros = [&] { return Tensor::zeros(first.backend(), first.shape(), first.dtype()); };
   if (rule.keeps().velocity) velocity_ = zeros();
   for (Worker& w : workers_) {
-    w.sent = values_;  // until its first pull nobody else's updates are late for it
+    w.sent = values_;  // the same memory: until its first pull, w − w_sent is 0
     if (rule.keeps().square_avg) w.square_avg = zeros();
     if (rule.keeps().own) w.own = zeros();
   }
@@ -53,7 +53,7 @@ void Shard::pull(int worker, const Tensor& into) {
   was_sent(workers_[std::size_t(worker)], at);
 }
 
-// In blocks that stay in a core's cache, so that the weights that are sent need no further pass.
+// Works in blocks that stay in a core's cache, so that the copy of the weights to be sent needs no further pass.
 template <class T>
 void Shard::apply(Worker& worker, const Tensor& gradient, const Hyper& hyper, const Tensor* into) {
   const RuleVectors<T> all = vectors<T>(worker, gradient);
@@ -122,7 +122,7 @@ double Shard::gap(int worker) const {
 }
 
 void Shard::go_on_with(const Tensor& velocity) {
-  for (Tensor* t : {&velocity_, &workers_[0].own})  // one worker's is the sum of all: the others' begin with zero
+  for (Tensor* t : {&velocity_, &workers_[0].own})  // worker 0's is the sum of all; the others' begin with zero
     if (t->defined()) t->copy_from(velocity);
 }
 

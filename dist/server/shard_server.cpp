@@ -7,7 +7,7 @@
 namespace tandem {
 namespace {
 
-// w is the mean of what the workers' batches made of it: each has its share of the difference that its batch made.
+// w becomes the mean of the workers' results: each worker adds its share of the difference that its batch made.
 class Averaging : public Rule {
  public:
   explicit Averaging(double share) : share_(share) {}
@@ -20,13 +20,13 @@ class Averaging : public Rule {
  private:
   template <class T>
   void run(const RuleVectors<T>& x, std::int64_t n) const {
-    for (std::int64_t i = 0; i < n; i++)  // alone: what it computed, to the bit
+    for (std::int64_t i = 0; i < n; i++)  // one worker: its result, bit for bit
       x.w[i] = share_ == 1 ? x.g[i] + (x.w[i] - x.sent[i]) : x.w[i] + T(share_) * (x.g[i] - x.sent[i]);
   }
   double share_;
 };
 
-// Of a part of a shard, in a vector as long as the shard.
+// The bytes of a part of a shard, in a vector as long as the shard.
 std::span<std::byte> part_of(void* vector, const MessageHeader& n, std::size_t bytes, std::size_t size) {
   return {static_cast<std::byte*>(vector) + n[word::first] * size, bytes};
 }
@@ -38,7 +38,7 @@ ShardServer::ShardServer(const ServerLayout& layout, SendQueue& send_queue, std:
       send_queue_(send_queue),
       scales_(std::move(scales)),
       rule_(make_rule(layout.options.how.rule)),
-      // With bsp a step's statistics are pushed as one mean already.
+      // With bsp the statistics of a step are already pushed as one mean.
       averaging_(
           std::make_unique<Averaging>(layout.options.how.kind == Asynchrony::Kind::bsp ? 1.0 : 1.0 / layout.workers())),
       host_(reference_backend(1)),
@@ -55,11 +55,11 @@ void ShardServer::begin() {
 }
 
 void ShardServer::first_part(const MessageHeader& n, std::int64_t numel) {
-  if (send_queue_.incarnation() > 0) return;  // they were for the one before, whose shards others have by now
+  if (send_queue_.incarnation() > 0) return;  // for the previous process; other ranks have its shards now
   const int s = int(n[word::shard]);
   First& f = held(s).first;
   f.arrived += numel;
-  // The velocity too: a push that came between would be lost from it.
+  // It waits for the velocity too: a push that arrived in between would be missing from it.
   if (f.arrived < std::int64_t(n[word::vectors]) * layout_.length(s)) return;
   serve(s, f.values);
   if (f.velocity.defined()) held(s).service->shard().go_on_with(f.velocity);
@@ -70,8 +70,8 @@ void ShardServer::first_part(const MessageHeader& n, std::int64_t numel) {
 void ShardServer::serve(int s, const Tensor& first) {
   const std::int64_t begin = layout_.begin(s) / 64, end = begin + layout_.length(s) / 64;
   Asynchrony how = layout_.options.how;
-  // Statistics are averaged in as they come: the mean of a quorum's would replace what the others' batches made.
-  // Those of a batch whose gradient is dropped count too.
+  // Statistics are averaged in as they arrive: the mean of a quorum would replace the contributions of the other
+  // workers. The statistics of a batch whose gradient is dropped count too.
   if (how.kind != Asynchrony::Kind::bsp && !how.takes_each() && !layout_.of_parameters(s)) how = {};
   held(s).service = std::make_unique<ShardService>(
       rule_of(s), first, std::vector<float>(scales_.begin() + begin, scales_.begin() + end), layout_.workers(),
@@ -80,8 +80,8 @@ void ShardServer::serve(int s, const Tensor& first) {
                             .learning_rate = layout_.options.learning_rate,
                             .record = layout_.options.record});
   const std::vector<bool> living = send_queue_.living();
-  for (int m = 0; m < layout_.workers();
-       m++)  // nobody waits for who is not there, or may not be yet, until it asks here
+  // No worker waits for a rank that is absent, or may not have rejoined yet, until that rank sends a request here.
+  for (int m = 0; m < layout_.workers(); m++)
     if (!living[std::size_t(m)] || returned_.count(m)) held(s).service->lost(m);
 }
 
@@ -119,7 +119,7 @@ std::optional<std::span<std::byte>> ShardServer::place(int from, const MessageHe
   return part_of(c.narrow.data(), n, bytes, sizeof(bf16));
 }
 
-// Gradients that were not pushed in the end have left parts behind: their worker goes on with a higher number.
+// Parts of an abandoned push may be left: its worker continues with a higher number.
 bool ShardServer::begins(Client& c, const MessageHeader& n) {
   if (n[word::number] > c.number) c.number = n[word::number], c.arrived = 0, c.push.reset();
   return n[word::number] == c.number;
@@ -154,8 +154,9 @@ Tensor ShardServer::in_memory_of(int rank, SendQueue::Place place, int s) {
   return Tensor::wrap(*host_, send_queue_.at(rank, place, layout_.bytes(numel)), {numel}, layout_.dtype, others_);
 }
 
-// The memory that a request names. A process that has just ended takes what was not reached before with it: nobody
-// waits for an answer then, and rank 0 will say that it is lost. If it does not, look() complains.
+// True if the memory that a request names is reachable. Memory of a process that has just ended is not, unless it was
+// reached before. Then no answer is needed, and rank 0 will report that the rank is lost. If it does not, look()
+// throws.
 bool ShardServer::in_reach(int worker, const MessageHeader& n) {
   const bool answer = n[word::receive_buffer] == word::none || send_queue_.reaches(worker, n[word::receive_buffer]);
   const bool gradient = what_of(n) != What::push_here || send_queue_.reaches(worker, n[word::block]);
@@ -168,9 +169,9 @@ void ShardServer::look(double patience) const {
       fail(send_queue_.where(worker), " names memory that ", send_queue_.where(send_queue_.rank()), " cannot reach");
 }
 
-// Where the answer to a worker is made; that of its last exchange stays as it is.
+// The memory for the answer to a worker. The answer to its previous exchange stays unchanged.
 Tensor ShardServer::place_answer(int s, int worker, const MessageHeader& n) {
-  const std::uint64_t half = n[word::number] & 1, block = n[word::receive_buffer];  // as worker.h has it
+  const std::uint64_t half = n[word::number] & 1, block = n[word::receive_buffer];  // as in worker.h
   if (block != word::none) return in_memory_of(worker, {block, half * layout_.bytes(layout_.length(s))}, s);
   Tensor& t = client(s, worker).answer;
   if (!t.defined()) t = tensor(layout_.length(s));
@@ -193,7 +194,7 @@ void ShardServer::request(int from, const MessageHeader& n) {
       fresh = service.push(from, exchange, in_memory_of(from, {n[word::block], n[word::offset]}, s), samples, into);
     else
       fresh = service.push(from, exchange, c.gradient.defined() ? c.gradient : tensor(0), samples, into);
-    if (fresh) c.receive_buffer = n[word::receive_buffer];  // otherwise it was seen, and may be waiting for its answer
+    if (fresh) c.receive_buffer = n[word::receive_buffer];  // else a repeated request, which may wait for its answer
     answer(s);
   });
 }
@@ -223,7 +224,7 @@ void ShardServer::answer(int s) {
     n[word::what] = std::uint64_t(here ? What::answer_here : What::answer_end);
     n[word::pushes] = std::uint64_t(service.counts().pushes);
     n[word::version] = service.shard().version();
-    // That is of the gradient. Statistics that are not finite are passed over too, and say so in the counts.
+    // The verdict is that of the gradient. Statistics that are not finite are refused too, which only the counts show.
     n[word::verdict] = layout_.of_parameters(s) ? std::uint64_t(a.verdict) : 0;
     auto applied = std::make_shared<std::vector<ExchangeId>>(service.applied());
     send_queue_.send(a.worker, n, std::as_bytes(std::span(*applied)), applied);
@@ -239,7 +240,7 @@ const ShardService* ShardServer::first() const {
 void ShardServer::velocity_wanted(int from, int s) {
   when_served(s, from, [this, from, s] {
     const Tensor& velocity = held(s).service->shard().velocity(0);
-    auto copy = std::make_shared<Tensor>(velocity.clone());  // it changes while it travels
+    auto copy = std::make_shared<Tensor>(velocity.clone());  // the velocity changes during the send
     send_queue_.send_parts(from, header(What::velocity_part, s), {copy->raw_write(), layout_.length(s), layout_.dtype},
                            layout_.options.chunk, copy);
   });
@@ -255,7 +256,7 @@ void ShardServer::lost(int rank) {
     client(s, rank).push.reset();
     if (!held(s).service) continue;
     held(s).service->lost(rank);
-    answer(s);  // others may have waited for it
+    answer(s);  // other workers may have waited for it
   }
 }
 void ShardServer::returned(int rank) {
@@ -267,11 +268,11 @@ void ShardServer::returned(int rank) {
   }
 }
 
-// Not before the last one has gone: where the network is slow there are fewer of them, and no queue.
+// Sends no snapshot before the previous one is sent: on a slow network there are fewer snapshots, and no queue.
 void ShardServer::send_snapshots(int to) {
   if (to == send_queue_.rank() || snapshot_under_way()) return;
   snapshots_++;
-  const auto all = std::make_shared<std::vector<Tensor>>();  // copies: what is kept changes while it travels
+  const auto all = std::make_shared<std::vector<Tensor>>();  // copies: the vectors change during the send
   for (int s = 0; s < layout_.shards(); s++) {
     if (!held(s).service) continue;
     const std::vector<Tensor> kept = held(s).service->shard().kept();

@@ -82,9 +82,9 @@ bool ShardService::push(int worker, ExchangeId exchange, const Tensor& gradient,
   w.verdict = Verdict::taken;
   w.samples = samples;
   w.clock++;
-  // Another owner applied it, and could not tell.
+  // Another owner has applied it, but could not confirm it.
   if (exchange <= applied_[std::size_t(worker)]) return true;
-  if (drops(worker)) {  // not among the applied: another owner looks at it anew
+  if (drops(worker)) {  // not marked as applied: another owner checks it again
     w.verdict = Verdict::dropped, counts_.dropped[std::size_t(worker)]++;
     return true;
   }
@@ -106,13 +106,13 @@ bool ShardService::pull(int worker, ExchangeId exchange, const Tensor& into) {
   w.made = false;
   w.pushes = false;
   w.verdict = Verdict::taken;
-  if (!w.here && w.clock == 0) {  // a newcomer begins beside the slowest
+  if (!w.here && w.clock == 0) {  // a new worker begins at the slowest worker's clock
     std::uint64_t slowest = UINT64_MAX;
     for (const Worker& other : workers_)
       if (other.here && !other.idle) slowest = std::min(slowest, other.clock);
     w.clock = slowest == UINT64_MAX ? 0 : slowest;
   }
-  // With bsp the others wait for a newcomer from its first push on: they hold leases already, and it none.
+  // With bsp the others wait for a new worker only from its first push on: they hold leases already, and it holds none.
   w.here = w.here || options_.how.kind != Kind::bsp;
   return true;
 }
@@ -141,7 +141,7 @@ void ShardService::apply(int worker) {
     const double rate = options_.learning_rate(counts_.pushes);
     std::int64_t delay;
     if (options_.record) events_.push_back({true, worker, w.waits});
-    if (options_.how.kind != Kind::ssp) {  // is answered at once
+    if (options_.how.kind != Kind::ssp) {  // answered at once
       if (options_.record) events_.push_back({false, worker, w.waits});
       w.made = true;
       delay = shard_.push_and_pull(worker, gradient, rate, options_.momentum, w.into);
@@ -176,7 +176,7 @@ bool ShardService::nobody_pushes() const {
                      [](const Worker& w) { return !w.here || w.idle || (w.waits > 0 && !w.pushes); });
 }
 
-// All who can have pushed, or a quorum of them and the grace time is over.
+// True if all workers that can push have pushed, or if a quorum has pushed and the grace time is over.
 bool ShardService::enough_pushed(double now) {
   int pushed = 0, missing = 0;
   for (const Worker& w : workers_) {
@@ -188,8 +188,8 @@ bool ShardService::enough_pushed(double now) {
   return pushed > 0 && (missing == 0 || now >= due_);
 }
 
-// The mean over all samples, the workers' gradients added up in the order of their ranks. Workers with as many samples
-// as the first have the weight 1, so that where all have it is the plain mean.
+// Applies the mean over all samples. The workers' gradients are added in the order of their ranks. A worker with as
+// many samples as the first has the weight 1, so with equal numbers of samples it is the plain mean.
 void ShardService::apply_mean() {
   due_ = never;
   const auto with_gradient = [&](auto f) {
@@ -201,7 +201,7 @@ void ShardService::apply_mean() {
   if (good) {
     std::int64_t unit = 0;
     double sum = 0;  // of the weights
-    int latest = 0;  // the step's τ is its
+    int latest = 0;  // the worker with the largest τ, which is the step's τ
     with_gradient([&](int m, Worker& w) {
       const bool first = unit == 0;
       if (first) unit = w.samples;
@@ -229,7 +229,7 @@ void ShardService::apply_mean() {
 
 std::vector<ShardService::Answer> ShardService::answers(double now) {
   if (options_.how.of_means() && enough_pushed(now)) apply_mean();
-  if (!collected_.empty() && nobody_pushes()) apply_collected();  // the last step may be of fewer
+  if (!collected_.empty() && nobody_pushes()) apply_collected();  // the last step may have fewer pushes
   std::uint64_t slowest = UINT64_MAX;
   for (const Worker& w : workers_)
     if (w.here && !w.idle) slowest = std::min(slowest, w.clock);

@@ -1,5 +1,5 @@
-// The channel over UCX active messages. With RDMA, large messages come as an announcement first, and their bytes go
-// straight to the place that the receiver names. Over TCP they come as fragments, which are copied there one by one.
+// The channel over UCX active messages. With RDMA, a large message is announced first, and its bytes are then written
+// directly to the place that the receiver names. Over TCP it arrives as fragments, which are copied there one by one.
 #include <algorithm>
 #include <cstring>
 #include <deque>
@@ -19,7 +19,7 @@ namespace {
 
 struct Envelope {
   std::uint64_t nonce, from, incarnation;
-  std::uint64_t message, first, whole;  // its number, of this sender; where in it this fragment begins; its bytes
+  std::uint64_t message, first, whole;  // its number at this sender; the offset of this fragment; its bytes
   MessageHeader header;
 };
 constexpr unsigned channel_id = 2;
@@ -42,7 +42,7 @@ class UcxChannel : public Channel, private Link {
   }
   ~UcxChannel() override {
     for (Incoming& a : receiving_) give_up(a.request, a.from);
-    receiving_.clear();  // their memory may be gone
+    receiving_.clear();  // their memory may have been freed
     hang_up_all(std::uncaught_exceptions() == 0);
     for (Incoming& a : fresh_) release(a);
     handler(channel_id, nullptr, nullptr);
@@ -86,7 +86,7 @@ class UcxChannel : public Channel, private Link {
 
   bool progress() override {
     control_->check();
-    // Until something has come: once its place is known, what follows of it is copied there by arrived().
+    // Runs until a message has arrived: once its place is known, arrived() copies its other fragments there.
     const std::size_t known = fresh_.size();
     for (int i = 0; i < 64 && fresh_.size() == known && Link::progress(); i++) {}
     control_->check();
@@ -96,7 +96,7 @@ class UcxChannel : public Channel, private Link {
       const Place& sender = slots_[std::size_t(a->from)];
       if (sender.incarnation < a->envelope.incarnation ||
           (sender.lost && sender.incarnation == a->envelope.incarnation)) {
-        // Of one whose return has not been heard of yet, or of one that was lost.
+        // The sender's rejoin was not received yet, or the sender was lost.
         if (sender.incarnation == a->envelope.incarnation) {
           release(*a);
           a = fresh_.erase(a);
@@ -108,7 +108,7 @@ class UcxChannel : public Channel, private Link {
       Incoming now = std::move(*a);
       a = fresh_.erase(a);
       any = accept(std::move(now)) || any;
-      a = fresh_.begin();  // the receiver may have sent something, and UCX may have brought more
+      a = fresh_.begin();  // the receiver may have sent messages, and UCX may have received more
     }
     if (broken_ > 0) wait_for_verdicts();
     return any;
@@ -128,20 +128,20 @@ class UcxChannel : public Channel, private Link {
   }
 
  private:
-  struct Place {  // of a rank, as far as this one has heard
+  struct Place {  // the state of a rank, as far as it was received
     bool lost = false;
     std::uint64_t incarnation = 0;
     AddressRecord record = {};
-    double broken = 0;  // since when UCX does not reach it; rank 0 decides what that means
+    double broken = 0;  // since when UCX does not reach it; rank 0 decides whether it is lost
     std::string why = {};
     bool accused = false;
   };
   struct Incoming : Arrival {
     Envelope envelope;
     bool placed = true;
-    std::vector<std::byte> unplaced = {};  // its bytes, where the receiver has named no place
+    std::vector<std::byte> unplaced = {};  // its bytes, if the receiver has named no place
     std::span<std::byte> room = {};
-    std::size_t got = 0;  // of the whole message
+    std::size_t got = 0;  // bytes of the whole message that have arrived
     void* request = nullptr;
   };
   using Incomings = std::list<Incoming>;
@@ -188,8 +188,8 @@ class UcxChannel : public Channel, private Link {
       Envelope envelope;  // UCX reads it until the request has ended
       void* request = nullptr;
     };
-    std::deque<Fragment> fragments;  // under way
-    bool broken = false;             // the rest of them will not arrive
+    std::deque<Fragment> fragments;  // in progress
+    bool broken = false;             // the other fragments will not arrive
   };
 
   std::string words(int rank, std::uint64_t incarnation) const {
@@ -197,7 +197,7 @@ class UcxChannel : public Channel, private Link {
            std::to_string(members_[std::size_t(rank)]) + "-" + std::to_string(incarnation);
   }
 
-  int index_of(int rank) const {  // of a rank of the job; −1: it is not one of ours
+  int index_of(int rank) const {  // of a rank of the job; −1: it is not a member
     const auto at = std::find(members_.begin(), members_.end(), rank);
     return at == members_.end() ? -1 : int(at - members_.begin());
   }
@@ -228,7 +228,7 @@ class UcxChannel : public Channel, private Link {
     receiving_.push_back(std::move(a));
     return finish(std::prev(receiving_.end()));
   }
-  bool finish(Incomings::iterator m) {  // if it is whole
+  bool finish(Incomings::iterator m) {  // if it is complete
     const ucs_status_t status = m->request ? ucp_request_check_status(m->request) : UCS_OK;
     if (status == UCS_INPROGRESS || m->got < m->envelope.whole) return false;
     if (m->request) ucp_request_free(m->request);
@@ -246,7 +246,7 @@ class UcxChannel : public Channel, private Link {
     std::vector<std::string> all;
     for (const Place& p : slots_)
       if (!p.record.address.empty()) all.push_back(p.record.address);
-    if (!all.empty()) ucx_->hear_only(all);  // without an address record (a test's) nobody knows
+    if (!all.empty()) ucx_->hear_only(all);  // in a test without address records they are unknown
   }
 
   // ---- losses and returns -------------------------------------------------------------------------------------------
@@ -280,7 +280,7 @@ class UcxChannel : public Channel, private Link {
     }
     return any;
   }
-  // Where the job ends with a lost rank, the Control gets a moment to say who it is.
+  // If a lost rank ends the job, Link::lost() waits a moment for the Control to report which rank it is.
   void broke(int rank, ucs_status_t status) {
     if (!control_->goes_on()) Link::lost(rank, "a message", status);
     Place& place = slots_[std::size_t(rank)];
@@ -315,7 +315,7 @@ class UcxChannel : public Channel, private Link {
     Envelope e;
     if (head_bytes != sizeof e) return UCS_OK;
     std::memcpy(&e, head, sizeof e);
-    // Not of this job, or of somebody whose place another one has taken.
+    // Ignores messages of other jobs, and of a process whose slot another process has taken.
     if (e.nonce != me.nonce_ || e.from >= std::uint64_t(me.size())) return UCS_OK;
     if (e.incarnation < me.slots_[std::size_t(e.from)].incarnation) return UCS_OK;
     if (e.first > e.whole || bytes > e.whole - e.first) return UCS_OK;
@@ -334,10 +334,10 @@ class UcxChannel : public Channel, private Link {
   NodeMemory memory_;
   Receiver receiver_;
   std::vector<Place> slots_;
-  std::size_t heard_ = 0;  // changes
+  std::size_t heard_ = 0;  // changes handled
   int broken_ = 0;
-  std::uint64_t sent_ = 0;  // messages
-  Incomings fresh_;         // nobody has said yet where they go
+  std::uint64_t sent_ = 0;  // messages sent
+  Incomings fresh_;         // their place is not known yet
   Incomings receiving_;     // they have a place
 };
 

@@ -11,7 +11,7 @@ void copy(void* to, const void* from, std::size_t bytes) {
   if (bytes) std::memcpy(to, from, bytes);
 }
 
-// A shard's part of the model's vectors; of the statistics' shard the end is empty.
+// A shard's part of the model's vectors. The end of the statistics' shard is unused.
 Buffer model_part(const ServerLayout& layout, int s, Buffer parameters, Buffer buffers) {
   if (!layout.of_parameters(s)) return buffers;
   return {parameters.at(layout.begin(s)), layout.length(s), layout.dtype};
@@ -37,7 +37,7 @@ Worker::ReceiveBuffer Worker::receive_buffer(int s) {
   return {std::move(memory), block};
 }
 
-// ---- the training thread's ------------------------------------------------------------------------------------------
+// ---- the training thread --------------------------------------------------------------------------------------------
 void Worker::keep_first(Buffer parameters, Buffer buffers) {
   for (int s = 0; s < layout_.shards(); s++) {
     const Buffer part = model_part(layout_, s, parameters, buffers);
@@ -55,9 +55,9 @@ void Worker::copy_answer(int h, Buffer parameters, Buffer buffers) const {
   }
 }
 
-// ---- out ------------------------------------------------------------------------------------------------------------
-// What is sent from the first half stays as it is: the second exchange lands there, and nobody answers the first one
-// before these have come.
+// ---- sending --------------------------------------------------------------------------------------------------------
+// The data sent from the first half stays unchanged: the answer to the second exchange is written there, and no owner
+// answers the first exchange before these messages have arrived.
 void Worker::send_first(std::vector<std::byte> velocity) {
   const auto v = std::make_shared<std::vector<std::byte>>(std::move(velocity));
   for (int s = 0; s < layout_.shards(); s++) {
@@ -72,7 +72,8 @@ void Worker::send_first(std::vector<std::byte> velocity) {
   }
 }
 
-// Ascending also over returns: to an owner that has seen an exchange, the first of the next incarnation is newer.
+// Exchange numbers increase also across rejoins: for an owner, the first one of an incarnation is newer than all
+// before.
 ExchangeId Worker::numbered(std::uint64_t count) const { return (send_queue_.incarnation() << 40) | count; }
 
 void Worker::send_early(const void* gradient, Range part) {
@@ -89,7 +90,7 @@ void Worker::send_early(const void* gradient, Range part) {
 
 void Worker::start(Exchange exchange) {
   const bool begun = deferred_ && exchange.gradient;
-  // Nothing comes of that number; with the next but one the halves still take turns
+  // The number of the parts sent early is abandoned. The next one is skipped too, so that the halves still alternate.
   if (deferred_ && !begun) exchanges_++;
   if (!begun) sent_.assign(sent_.size(), {}), exchanges_++;
   exchange_ = exchange;
@@ -106,7 +107,7 @@ Buffer Worker::pushed(int s) const {
   if (layout_.wire() == layout_.dtype) return layout_.part(const_cast<void*>(exchange_.gradient), s);
   return {const_cast<bf16*>(narrow_.data()) + layout_.begin(s), layout_.length(s), layout_.wire()};
 }
-// Narrow gradients lie in no shared memory: they are widened where parts arrive.
+// Gradients sent as bf16 are not in shared memory: the owner widens them when their parts arrive.
 bool Worker::in_reach(int s, const Buffer& b) const {
   return send_queue_.place_of(b.data) && send_queue_.reaches(layout_.owner[std::size_t(s)]);
 }
@@ -126,7 +127,7 @@ void Worker::send_part(int s, Range part) {
   MessageHeader n = header(What::push_part, s);
   n[word::number] = exchange_.id;
   n[word::first] = std::uint64_t(part.begin);
-  // Also where an error ends the step, and its caller gives the gradient back
+  // Keeps the gradient's memory, also if an error ends the step and the caller frees it.
   send_queue_.send_parts(layout_.owner[std::size_t(s)], n, {all.at(part.begin), part.length(), all.dtype},
                          layout_.options.chunk, send_queue_.memory_of(all.data));
   sent_[std::size_t(s)].push_back(part);
@@ -178,14 +179,14 @@ void Worker::owner_changed(int s) {
   auto applied = std::make_shared<std::vector<ExchangeId>>(mine ? mine->state.applied : std::vector<ExchangeId>());
   applied->resize(std::size_t(layout_.workers()));
   send_queue_.send(layout_.owner[std::size_t(s)], n, std::as_bytes(std::span(*applied)), applied);
-  sent_[std::size_t(s)].clear();                  // to the one before
-  answers_[std::size_t(s)].told_blocked = false;  // nor has this one heard that
+  sent_[std::size_t(s)].clear();                  // they went to the old owner
+  answers_[std::size_t(s)].told_blocked = false;  // the new owner has not received it
   if (Answer& a = answers_[std::size_t(s)]; missing_ > 0 && !a.complete) {
     a = {};
-    send(s);  // whether it is applied already, the table of the copy says
+    send(s);  // the copy's table shows whether it is applied already
   }
   if (idle_ && missing_ == 0) tell_idle(s);
-  if (velocity_missing_[std::size_t(s)] > 0) ask_velocity_of(s);  // from its beginning: what came was another's
+  if (velocity_missing_[std::size_t(s)] > 0) ask_velocity_of(s);  // all of it: the old owner sent the parts so far
 }
 
 void Worker::ask_for_lease() {
@@ -237,7 +238,7 @@ void Worker::ask_velocity_of(int s) {
   send_queue_.send(layout_.owner[std::size_t(s)], header(What::velocity_wanted, s));
 }
 
-// ---- in -------------------------------------------------------------------------------------------------------------
+// ---- receiving ------------------------------------------------------------------------------------------------------
 std::optional<std::span<std::byte>> Worker::place(const MessageHeader& n, std::size_t bytes) {
   const int s = int(n[word::shard]);
   const auto in = [&](Buffer part) { return std::span(part.at(std::int64_t(n[word::first])), bytes); };
@@ -269,15 +270,15 @@ bool Worker::look(int s) {
   if (!a.ended || a.landed < layout_.length(s)) return false;
   a.complete = true;
   a.at = now();
-  // Shards drop by themselves. If all had to take a push, each could drop what the others take, for ever: the first one
-  // decides.
+  // Each shard decides by itself whether it drops a push. If all shards had to take it, each could drop the pushes that
+  // the others take, for ever. So the first shard decides.
   if (a.verdict != Verdict::dropped || s == layout_.first_shard())
     exchange_.verdict = std::max(exchange_.verdict, a.verdict);
   copies_[std::size_t(s)] = Copy{.half = exchange_.half(), .state = std::move(a.state)};
   if (--missing_ > 0) return false;
   for (int t = 0; t < layout_.shards(); t++)
     if (answers_[std::size_t(t)].told_blocked) tell_blocked(t, false);
-  if (idle_) be_idle();  // it was told so meanwhile
+  if (idle_) be_idle();  // be_idle() was called meanwhile
   return true;
 }
 
