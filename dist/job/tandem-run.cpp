@@ -2,9 +2,9 @@
 //
 // Every line that a rank prints begins with [rank@host]; the same error of several ranks is shown once. When a rank
 // fails, the others are ended within five seconds, and the last line names the rank that failed first and how it
-// failed. Nothing is left behind. With a parameter server, once all ranks have met, only a failure of rank 0, or a usage
-// error (status 2) of any rank, ends the job, unless --on-failure stop is given: the others continue without a failed
-// rank, which may be restarted.
+// failed. Nothing is left behind. With a parameter server, once all ranks have met, only a failure of rank 0, or a
+// usage error (status 2) of any rank, ends the job, unless --on-failure stop is given: the others continue without a
+// failed rank, which may be restarted.
 #include <fcntl.h>
 #include <poll.h>
 #include <sched.h>
