@@ -89,24 +89,25 @@ std::vector<OptionSpec> options_of(Command& c) {
            "all-reduce, local-sgd:H, outer:H=100, daso, hybrid, or a parameter server: ddc-asgd, bsp, quorum:K, "
            "machines+ddc-asgd, … (dist/strategies/README.md)",
            "all-reduce"),
-      text("--hosts-as", c.hosts_as, "the ranks count as those of so many hosts, for trying what hosts do"),
-      count("--servers", c.servers, 0, 1e6, "the last so many ranks are servers only (0: every rank holds a share)",
-            "0"),
-      text("--pace", c.pace, "MS[:SHAPE]: a step takes so many milliseconds, drawn from a gamma distribution"),
-      {"--slow", "RANK:FACTOR,…: the steps of this rank take so many times as long; may be given again", "", slow},
+      text("--hosts-as", c.hosts_as, "emulate this number of hosts on one machine"),
+      count("--servers", c.servers, 0, 1e6,
+            "this number of last ranks only serve (0: every rank serves a share and trains)", "0"),
+      text("--pace", c.pace, "MS[:SHAPE]: mean milliseconds of a step, drawn from a gamma distribution"),
+      {"--slow", "RANK:FACTOR,…: multiply the step time of this rank by FACTOR; may be given again", "", slow},
       count("--restart", c.restarts, 0, 1e6,
             "with a parameter server, a rank other than 0 that failed is started again, up to so many times", "0"),
-      text("--log-dir", c.logs, "what each rank prints goes to rank-R.log in this folder too"),
-      count("--port", c.port, 1, 65535, "of rank 0, with -H (default: chosen at random; on this host any free one)"),
-      text("--start-timeout", c.start_timeout, "seconds until all ranks have come", "60"),
+      text("--log-dir", c.logs, "folder where the output of each rank is also written, to rank-R.log"),
+      count("--port", c.port, 1, 65535,
+            "port of rank 0, with -H (default: chosen at random; on this host any free one)"),
+      text("--start-timeout", c.start_timeout, "seconds to wait until all ranks have connected", "60"),
       text("--on-failure", c.on_failure,
            "stop: the first rank that fails ends all; continue: it does not (default: stop; with a parameter server "
            "only rank 0 ends all)"),
-      text("--ssh", c.ssh, "another command in its place", "ssh"),
+      text("--ssh", c.ssh, "command to use instead of ssh", "ssh"),
       {"--no-bind", "ranks may run on every core (default: each has its share of them, as long as there is one)", "",
        [&c](const std::string&) { c.bind = false; }, true},
-      {"--check", "no program: finds the ranks, sends small messages round, and shows what they run on", "",
-       [&c](const std::string&) { c.check = true; }, true}};
+      {"--check", "start no program: test whether the ranks reach each other, and show their machines and transports",
+       "", [&c](const std::string&) { c.check = true; }, true}};
   for (OptionSpec& option : all) option.repeats = true;  // the last value counts, and so overrides a script's
   return all;
 }

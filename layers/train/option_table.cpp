@@ -131,9 +131,10 @@ void training(Rows& t, Options& o) {
   batch.value = [&o] {
     return o.batch_per_rank ? std::to_string(o.batch_per_rank) + " per rank" : std::to_string(o.batch);
   };
-  t.whole("--batch-per-rank", o.batch_per_rank, 0, "instead of --batch: so many on each rank (0: --batch)");
+  t.whole("--batch-per-rank", o.batch_per_rank, 0, "pictures per step and rank, instead of --batch (0: --batch)");
   t.real("--lr", o.learning_rate, 1e6, "learning rate (the peak, with one-cycle)");
-  t.choice("--lr-scale", o.fit.lr_scale, "with --batch-per-rank, --lr on n ranks: clipped, linear, sqrt or none",
+  t.choice("--lr-scale", o.fit.lr_scale,
+           "how --lr grows with n ranks, with --batch-per-rank: clipped, linear, sqrt or none",
            "clipped, linear, sqrt or none", rate_scale_in, name_of);
   t.checked("--schedule", o.schedule, "constant, cosine, one-cycle, step:30:0.1, step:100,150:0.1, warmup:5+…",
             [](const std::string& v) { Schedule::parse(v); })
@@ -154,7 +155,7 @@ void training(Rows& t, Options& o) {
   t.real("--label-smoothing", o.label_smoothing, 0.999, "share of the target spread over all classes").decides = true;
   t.real("--clip", o.clip, 1e9, "largest gradient norm (0: no clipping)");
   t.real("--ema", o.fit.ema, 0.99999, "decay of an average of the weights, which is then evaluated (0: none)");
-  t.whole("--accumulate", o.fit.accumulate, 1, "batches to a step");
+  t.whole("--accumulate", o.fit.accumulate, 1, "batches per step");
   t.flag("--sync-bn", o.fit.sync_batch_norm, true, "batch norm over the pictures of all ranks");
 }
 
@@ -169,13 +170,14 @@ void data(Rows& t, Options& o) {
 }
 
 void pictures(Rows& t, Options& o) {
-  t.flag("--augment", o.augment, true, "random crop (4 pixels, or an eighth of the side) and horizontal flip").decides =
-      true;
-  t.flag("--no-augment", o.augment, false, "neither");
-  t.channels("--mean", o.mean, -1e6f, "of the channels, with pixels from 0 to 1 (default: the data set's own)");
-  t.channels("--std", o.std, 1e-6f, "their standard deviation (default: the data set's own)");
+  t.flag("--augment", o.augment, true, "crop randomly (4 pixels, or an eighth of the side) and flip horizontally")
+      .decides = true;
+  t.flag("--no-augment", o.augment, false, "no random crops and flips");
+  t.channels("--mean", o.mean, -1e6f, "mean of each channel, with pixels from 0 to 1 (default: of the data set)");
+  t.channels("--std", o.std, 1e-6f, "standard deviation of each channel (default: of the data set)");
   t.whole("--cutout", o.cutout, 0, "side of a random square that is blanked (0: none)").decides = true;
-  t.real("--mixup", o.mixup, 4, "mix pictures in pairs, in proportions from Beta(a, a) (0: not)").decides = true;
+  t.real("--mixup", o.mixup, 4, "a of the distribution Beta(a, a) by which pictures are mixed in pairs (0: no mixing)")
+      .decides = true;
 }
 
 void machine(Rows& t, Options& o) {
@@ -184,7 +186,7 @@ void machine(Rows& t, Options& o) {
     if (v != "cpu" && v != "reference" && v != "cuda" && !v.starts_with("cuda:"))
       bad("--device", v, "cpu, reference, cuda or cuda:INDEX");
   });
-  t.choice("--dtype", o.dtype, "of activations: f32, bf16, or f16 with loss scaling (cuda); parameters are f32",
+  t.choice("--dtype", o.dtype, "type of activations: f32, bf16, or f16 with loss scaling (cuda); parameters are f32",
            "f32, bf16 or f16", dtype_in, name_of)
       .decides = true;
   // More threads than cores only wait for each other; the bound catches typing errors.
@@ -198,38 +200,41 @@ void memory(Rows& t, Options& o) {
   t.bytes("--memory-budget", o.fit.memory_budget,
           "bytes that the run may take on its device: 800M, 4G (0: all there are)");
   t.choice("--swap", o.fit.swap,
-           "how a --memory-budget is kept: auto, swap (to --scratch), recompute, or off (only watched)",
+           "how --memory-budget is enforced: auto, swap (to --scratch), recompute, or off (only measured)",
            "auto, swap, recompute or off", swap_in, name_of);
   t.text("--scratch", o.fit.scratch,
-         "where it swaps to: a folder (default: $TMPDIR, then /tmp); on a GPU the host's memory: pinned (default) or "
+         "where tensors are swapped to: a folder (default: $TMPDIR, then /tmp); on a GPU the host's memory: pinned "
+         "(default) or "
          "unified");
 }
 
 void schedule_of_run(Rows& t, Options& o) {
   t.whole("--val", o.val, 0, "training pictures to hold back for choices").decides = true;
   t.whole("--patience", o.fit.patience, 0,
-          "stop after so many epochs without a better validation (needs --val; 0: never)");
+          "stop after this number of epochs without a better validation (needs --val; 0: never)");
   t.text("--checkpoint", o.fit.checkpoint,
          "folder for last.safetensors (every epoch, and when stopped) and best.safetensors");
-  t.text("--resume", o.fit.resume,
-         "go on from a checkpoint, or from the last one in a folder; auto: from that in --checkpoint, if there is one");
-  t.whole<std::int64_t>("--stop-after", o.fit.stop_after, 0, "stop after this step of the run (0: do not)");
+  t.text(
+      "--resume", o.fit.resume,
+      "continue from a checkpoint, or from the last one in a folder; auto: from the one in --checkpoint, if it exists");
+  t.whole<std::int64_t>("--stop-after", o.fit.stop_after, 0, "stop after this step of the run (0: never)");
   t.flag("--evaluate", o.fit.evaluate, true,
-         "no training: the test accuracy of the weights of --resume or --import-torch");
+         "do not train; print the test accuracy of the weights of --resume or --import-torch");
 }
 
 void reports(Rows& t, Options& o) {
   t.text("--metrics", o.fit.metrics,
-         "file for metrics, one JSON object a line; replaces an earlier one, --resume goes on with it");
-  t.whole<std::int64_t>("--log-every", o.fit.log_every, 0, "steps between two step lines in the metrics (0: none)");
+         "file for metrics, one JSON object a line; replaces an existing file; --resume appends");
+  t.whole<std::int64_t>("--log-every", o.fit.log_every, 0,
+                        "steps between two step lines in the metrics (0: no step lines)");
   t.flag("--summary", o.fit.profiler.summary, true, "print the table of modules first");
   t.text("--dot", o.fit.profiler.dot, "file for a picture of the tape (render it with dot -Tsvg)");
-  t.flag("--profile", o.fit.profiler.profile, true, "print where the time of a step goes");
+  t.flag("--profile", o.fit.profiler.profile, true, "print the time of each operation of a step");
   t.text("--trace", o.fit.profiler.trace, "file for Chrome's trace viewer or ui.perfetto.dev");
-  t.flag("--memory", o.fit.profiler.memory, true, "print what uses the memory in a step");
-  t.flag("--overfit-batch", o.fit.overfit_batch, true, "train on one batch only: can the model learn at all?");
+  t.flag("--memory", o.fit.profiler.memory, true, "print the memory use of a step");
+  t.flag("--overfit-batch", o.fit.overfit_batch, true, "train on one batch only, to test whether the model can learn");
   t.text("--import-torch", o.fit.import_export.import_torch,
-         "PyTorch weights to begin with (safetensors of a state_dict)");
+         "file with the first weights, from PyTorch (safetensors of a state_dict)");
   t.text("--export-torch", o.fit.import_export.export_torch, "file for the trained weights, for PyTorch (safetensors)");
   t.text("--export-onnx", o.fit.import_export.export_onnx, "file for the trained model as an ONNX graph");
   t.text("--tensorboard", o.fit.import_export.tensorboard,
