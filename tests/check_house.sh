@@ -13,7 +13,7 @@ while read -r room most; do
 done <<'END'
 core 7719
 autograd 4244
-layers 7396
+layers 7373
 datasets 2435
 cuda 2898
 dist 13914
