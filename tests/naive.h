@@ -1,5 +1,5 @@
-// DASO in blocking calls, on the course's merge. All groups exchange at every turn and wait for it, so nothing is
-// broadcast inside a host; the sum is used when its turn to be merged has come.
+// DASO in blocking calls, with the course's merge. All groups exchange in every turn and wait for the sum, so nothing
+// is broadcast inside a host. The sum is merged in the turn in which the schedule merges it.
 #pragma once
 #include <memory>
 #include <utility>

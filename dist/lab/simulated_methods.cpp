@@ -209,7 +209,7 @@ int vectors_of_a_worker(const SimulatorOptions& options) {
            "outer:H=STEPS, ", Asynchrony::forms());
   const auto how = Asynchrony::parse(text == "all-reduce" ? "bsp" : text);
   how.check_workers(text, options.cluster.workers);
-  const auto keeps = (options.rule ? options.rule : make_rule(how.rule))->keeps();
+  const auto keeps = rule_of(options, how.rule)->keeps();
   // Always the weights sent to the worker. With bsp and a quorum also its gradient, until enough have arrived.
   return 1 + how.of_means() + keeps.square_avg + keeps.own;
 }

@@ -18,6 +18,11 @@ namespace tandem {
 
 class Simulation;
 
+// The user's own rule, or the one with this name.
+inline std::shared_ptr<const Rule> rule_of(const SimulatorOptions& options, const std::string& name) {
+  return options.rule ? options.rule : make_rule(name);
+}
+
 // Handles the end of a worker's step. A method changes its state only in these calls.
 class Method {
  public:
@@ -42,9 +47,7 @@ class Simulation {
   bool is_active(int worker) const { return !machines_[std::size_t(worker)].left; }
   double now() const { return now_; }
   double momentum() const { return given_.momentum; }
-  std::shared_ptr<const Rule> rule(const std::string& name) const {
-    return options_.rule ? options_.rule : make_rule(name);
-  }
+  std::shared_ptr<const Rule> rule(const std::string& name) const { return rule_of(options_, name); }
   void clip(double norm) { decays_.clip_norm = norm; }  // for gradients; 0: no clipping
   const FlatParameters& flat() const { return flat_; }
   bool past_first_decay() const;

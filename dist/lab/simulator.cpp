@@ -216,6 +216,7 @@ Settings Simulation::describe() const {
   const auto& [workers, compute, shape, slower, latency, bandwidth] = options_.cluster;
   Settings run = options_.settings;
   run.push_back({"strategy", options_.strategy});
+  if (options_.rule) run.push_back({"rule", options_.rule->name()});
   run.push_back({"cluster", text(workers, compute, shape, latency, bandwidth)});
   for (const auto& [worker, factor] : slower) run.push_back({"slow worker", text(worker, factor)});
   run.push_back({"epochs", text(options_.epochs)});

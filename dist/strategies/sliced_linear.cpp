@@ -18,6 +18,21 @@ namespace {
 using Numbers = std::vector<double>;
 using Over = std::shared_ptr<Communicator>;
 
+// The numbers of all ranks, in the order of ranks; each rank gives the same count.
+Numbers of_all(Communicator& over, const Numbers& mine) {
+  Numbers all(mine.size() * std::size_t(over.size()));
+  std::copy(mine.begin(), mine.end(), all.begin() + std::ptrdiff_t(mine.size()) * over.rank());
+  over.all_gather(buffer(all)).wait();
+  return all;
+}
+
+// Where the rows of each rank begin among the rows of all ranks.
+Cuts rows_of_all(Communicator& over, const Tensor& mine) {
+  Cuts rows{0};
+  for (double n : of_all(over, {double(mine.size(0))})) rows.push_back(rows.back() + std::int64_t(n));
+  return rows;
+}
+
 Cuts times(Cuts rows, std::int64_t n) {
   for (std::int64_t& r : rows) r *= n;
   return rows;
@@ -122,19 +137,6 @@ struct WholeRows : Node {
 };
 
 }  // namespace
-
-Numbers of_all(Communicator& over, const Numbers& mine) {
-  Numbers all(mine.size() * std::size_t(over.size()));
-  std::copy(mine.begin(), mine.end(), all.begin() + std::ptrdiff_t(mine.size()) * over.rank());
-  over.all_gather(buffer(all)).wait();
-  return all;
-}
-
-Cuts rows_of_all(Communicator& over, const Tensor& mine) {
-  Cuts rows{0};
-  for (double n : of_all(over, {double(mine.size(0))})) rows.push_back(rows.back() + std::int64_t(n));
-  return rows;
-}
 
 SlicedLinear::SlicedLinear(std::shared_ptr<Communicator> over, std::string path, std::int64_t outputs, double sample)
     : over_(std::move(over)), path_(std::move(path)), sample_(sample) {

@@ -11,11 +11,6 @@
 
 namespace tandem {
 
-// The numbers of all ranks, in the order of ranks; each rank gives the same count.
-std::vector<double> of_all(Communicator& over, const std::vector<double>& mine);
-// Where the rows of each rank begin among the rows of all ranks.
-Cuts rows_of_all(Communicator& over, const Tensor& mine);
-
 class SlicedLinear {
  public:
   // sample: the fraction of a slice's classes that a step trains.
@@ -32,11 +27,11 @@ class SlicedLinear {
   const void* handed_on() const { return features_; }
 
   const std::string& path() const { return path_; }  // of the Linear
+
+ private:
   std::int64_t classes() const { return cuts_.back(); }
   std::int64_t begin() const { return cuts_[std::size_t(over_->rank())]; }  // the first class of this rank
   std::int64_t width() const { return cuts_[std::size_t(over_->rank()) + 1] - begin(); }
-
- private:
   Variable whole_rows(const Variable& x, const Variable& w, const Variable& b) const;
   std::vector<double> labels_of_all(const Tensor& labels, const Cuts& rows) const;
   std::vector<std::int32_t> sampled(const std::vector<double>& labels) const;

@@ -24,10 +24,10 @@ std::ptrdiff_t first_difference(const Numbers& a, const Numbers& b, double toler
   return at == a.end() && other == b.end() ? -1 : at - a.begin();
 }
 
-// The body on one rank: nothing, or what was wrong.
+// The error of the body on one rank; null: none.
 struct Outcome {
   std::exception_ptr error;
-  bool by_others = false;  // another rank has failed, or does not answer
+  bool by_others = false;  // another rank failed or does not answer
 };
 Outcome outcome_of(Communicator& ranks, const std::function<void(Communicator&)>& body) {
   try {
@@ -41,10 +41,10 @@ Outcome outcome_of(Communicator& ranks, const std::function<void(Communicator&)>
   return {};
 }
 
-// Ranks that wait for each other in a circle are named.
+// Names ranks that wait for each other in a cycle.
 void check_for_deadlock(const std::vector<int>& waits_for) {
   if (waits_for.empty() || std::count(waits_for.begin(), waits_for.end(), -1) > 0) return;
-  std::string text = std::to_string(waits_for.size()) + " ranks, and none goes on:";
+  std::string text = std::to_string(waits_for.size()) + " ranks, deadlock:";
   for (std::size_t r = 0; r < waits_for.size(); r++)
     text += (r ? ", rank " : " rank ") + std::to_string(r) + " waits for rank " + std::to_string(waits_for[r]);
   throw Wrong(text, "A send is complete when its receiver has it. Start the send, receive, then wait for the send.");
@@ -59,8 +59,7 @@ std::int64_t on_threads(int n, const std::function<void(Communicator&)>& body) {
     threads.emplace_back([&, r, communicator = std::move(ranks[std::size_t(r)])] {
       outcomes[std::size_t(r)] = outcome_of(*communicator, body);
     });
-  for (std::thread& t : threads) t.join();
-  threads.clear();  // and with them the communicators
+  for (std::thread& t : threads) t.join();  // the communicators are destroyed with the threads' functions
   for (bool by_others : {false, true}) {
     if (by_others) check_for_deadlock(job.waits_for);
     for (const Outcome& o : outcomes)
@@ -123,7 +122,7 @@ int run_exercise(int argc, char** argv, int number, const std::string& title,
     if (const auto* wrong = dynamic_cast<const Wrong*>(&e)) hint = wrong->hint;
     if (dynamic_cast<const std::length_error*>(&e)) hint = "A length is negative: in C++ (-1) % 3 is -1.";
   }
-  if (place_in().rank > 0 && status != 1) return status;  // rank 0 speaks for all
+  if (place_in().rank > 0 && status != 1) return status;  // only rank 0 prints
   if (argc > 1 && std::strcmp(argv[1], "--json") == 0) {
     std::printf("{\"exercise\": %d, \"title\": %s, \"result\": %s, \"text\": %s, \"hint\": %s}\n", number,
                 json_quoted(title).c_str(), json_quoted(result).c_str(), json_quoted(text).c_str(),

@@ -1,4 +1,4 @@
-// What the checks of the exercises share: comparisons with hints, ranks, and the row that is printed.
+// Shared by the checks of the exercises: comparisons with hints, ranks, and the printed row.
 #pragma once
 #include <initializer_list>
 #include <string>
@@ -8,7 +8,7 @@
 
 namespace tandem::course {
 
-// A result that a usual mistake gives, and what to tell who made it.
+// The result of a common mistake, and the hint to print for it.
 struct Mistake {
   Numbers result;
   std::string hint;
@@ -20,14 +20,15 @@ void expect_equal(const std::string& what, const Numbers& yours, const Numbers& 
 void expect(bool right, const std::string& what, const std::string& hint);
 
 // Runs the body on every rank: for each size on threads with a communicator that is strict (a send is complete when it
-// has been received), or, started by tandem-run, on the processes of the job. Ends the exercise with what the first
-// rank found wrong. Ranks that wait for each other are named. Returns the number of messages of the last size.
+// has been received), or, started by tandem-run, on the processes of the job. Ends the exercise with the error of the
+// first rank that has one; a deadlock names the ranks that wait for each other. Returns the number of messages of the
+// last size; 0 on processes.
 std::int64_t on_ranks(std::initializer_list<int> sizes, const std::function<void(Communicator&)>& body);
 std::string named(const Communicator& ranks);   // "3 ranks, rank 1"
-std::unique_ptr<Communicator> process_ranks();  // of the job that this process is a rank of; null: of none
+std::unique_ptr<Communicator> process_ranks();  // of this process's job; null: it is in none
 
-// The main function of a check, which returns a remark or nothing. Prints the exercise's row, or with --json a line of
-// JSON. Returns the exit status: 0: passed, 1: wrong, 3: not written yet.
+// The main function of a check. `check` returns a remark, or an empty text. Prints the exercise's row, or with --json a
+// line of JSON. Returns the exit status: 0: passed, 1: wrong, 3: not written yet.
 int run_exercise(int argc, char** argv, int number, const std::string& title,
                  const std::function<std::string()>& check);
 

@@ -1,4 +1,4 @@
-// What the files of the exercises need.
+// Shared by the files of the exercises.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -15,6 +15,7 @@ using Numbers = std::vector<double>;
 struct NotWritten {
   const char* function;
 };
+// The body of a function that the student has to write.
 [[noreturn]] inline void not_written(const char* function = __builtin_FUNCTION()) { throw NotWritten{function}; }
 
 // ---- exercise 2 -----------------------------------------------------------------------------------------------------

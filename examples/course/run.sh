@@ -1,6 +1,6 @@
 #!/bin/sh
 # Runs the checks of the exercises, each within a minute. The exit status is 0 when all have passed.
-export UCX_HANDLE_ERRORS=none  # a crash in the student's code is none of the network library's
+export UCX_HANDLE_ERRORS=none  # no backtrace of the network library when student code crashes
 json=
 [ "$1" = --json ] && json=$1 && shift
 [ $# -gt 0 ] || { echo 'make course: there is no such exercise; N is the number of one' >&2; exit 1; }
@@ -19,8 +19,8 @@ for program; do
     1 | 3) continue ;;
     2) said="does not compile" ;;
     124) said="does not end: it was stopped after a minute" ;;
-    134) said="crashed: see above" ;;  # an assertion of the standard library has said what is wrong
-    139) said="crashed: an index or a pointer that leads nowhere" ;;
+    134) said="crashed: see above" ;;  # an assertion of the standard library printed the cause
+    139) said="crashed (segmentation fault): an index or a pointer is invalid" ;;
     *) said="crashed with exit status $status" ;;
   esac
   number=${name%%_*} title=${name#*_}

@@ -1,7 +1,7 @@
 # `make course`: builds and checks the exercises of examples/course; included by the Makefile.
 #   N=3             one exercise
-#   SOLUTIONS=1     with the solutions in place of what was written
-#   BODY=FILE       with N: another file in place of exercise.h
+#   SOLUTIONS=1     the solutions instead of exercise.h
+#   BODY=FILE       with N: another file instead of exercise.h
 #   JSON=1          a line of JSON for each exercise
 exercises := $(sort $(notdir $(patsubst %/check.cpp,%,$(wildcard examples/course/$(N)*/check.cpp))))
 BODY      ?= examples/course/%/$(if $(SOLUTIONS),solution,exercise).h
@@ -12,7 +12,7 @@ course:
 	+@$(MAKE) --no-print-directory --keep-going course-programs || true
 	@sh examples/course/run.sh $(if $(JSON),--json) $(checked)
 course-programs: $(checked)
-# $(BUILD)/course/3_ring-exercise: the check of 3_ring with exercise.h. What does not compile leaves no program behind.
+# $(BUILD)/course/3_ring-exercise: the check of 3_ring with exercise.h. A failed compilation leaves no program.
 define course_program
 $(BUILD)/course/$1-$(notdir $(basename $(BODY))): examples/course/$1/check.cpp $(subst %,$1,$(BODY)) $(shared) $(BUILD)/libtandem.a
 	@rm -f $$@ && mkdir -p $$(@D)

@@ -19,7 +19,7 @@ void softplus_is_right() {
     reversed.push_back(3 - 3 * difference);
     no_dy.push_back(difference);
   }
-  expect_equal("softplus beside finite differences", yours, right, 1e-8,
+  expect_equal("softplus compared with finite differences", yours, right, 1e-8,
                {{reversed, "This is 1/(1 + e^x): the sign of the exponent is wrong."},
                 {no_dy, "This is dy/dx. The chain rule multiplies it by dy."}});
   expect_equal("softplus at x = 800", {softplus_backward(800, 3)}, {3}, 1e-12, {},
@@ -69,14 +69,14 @@ void layer_norm_is_right() {
   };
   const double part = 1 / double(x.size());
   const Numbers yours = layer_norm_backward(x, dy, eps);
-  expect_equal("layer norm beside finite differences", yours, differences, 1e-7,
-               {{with(0, 0), "This takes the mean and the variance for constants. Both depend on x."},
-                {with(part, 0), "The mean's share is there. The variance depends on x, too."},
-                {with(0, part), "The variance's share is there. The mean depends on x, too."},
-                {with(1, 1), "These are sums where means belong: divide both by n."},
+  expect_equal("layer norm compared with finite differences", yours, differences, 1e-7,
+               {{with(0, 0), "This treats the mean and the variance as constants. Both depend on x."},
+                {with(part, 0), "The term of the mean is right. The variance depends on x, too."},
+                {with(0, part), "The term of the variance is right. The mean depends on x, too."},
+                {with(1, 1), "These are sums instead of means: divide both by n."},
                 {with(part, 1), "The second sum is not divided by n."},
                 {with(1, part), "The first sum is not divided by n."}});
-  expect_equal("layer norm beside the library", yours, library_gradient(x, dy, eps), 1e-12);
+  expect_equal("layer norm compared with the library", yours, library_gradient(x, dy, eps), 1e-12);
 }
 
 }  // namespace

@@ -27,8 +27,8 @@ void sums_are_right(Communicator& ranks, std::size_t count) {
   const double sent = double(ranks.traffic().bytes - before);
   const std::string where = named(ranks) + ", " + std::to_string(count) + " numbers";
   expect_equal(where, x, sum, 1e-12,
-               {{mine, "Nothing has changed: received numbers are to be added to x."},
-                {mean, "This is the mean. All-reduce sums; whoever wants a mean divides."},
+               {{mine, "x has not changed: add the received numbers to x."},
+                {mean, "This is the mean. All-reduce computes the sum."},
                 {half, "The first half is right. The second half hands the finished pieces on, around the ring."}},
                "Draw three ranks: in step s rank r sends piece r - s and receives piece r - s - 1, all modulo n.");
   const std::size_t largest = (count + std::size_t(n) - 1) / std::size_t(n);

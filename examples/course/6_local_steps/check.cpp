@@ -44,7 +44,7 @@ void local_steps_are_right(Communicator& ranks) {
     expect(made == steps, where + ": step() was called " + std::to_string(made) + " times", "Call it once a step.");
     expect_equal(
         where, w, played(n, rank, steps, H), 1e-12,
-        {{played(n, rank, steps, H, 0, true, false), "Each rank went on alone: no mean was taken."},
+        {{played(n, rank, steps, H, 0, true, false), "Each rank trained alone: no mean was taken."},
          {played(n, rank, steps, H, 0, false), "After the last step all ranks take the mean, too."},
          {played(n, rank, steps, H, 1), "The mean comes one step early: after step H, 2H, …, counted from 1."},
          {played(n, rank, steps, H, H - 1), "The mean comes one step late: after step H, 2H, …, counted from 1."}},
@@ -114,8 +114,8 @@ void every_step_is_one_machine(Communicator& ranks) {
   }
   int made = 0;
   local_sgd(ranks, local, steps, 1, [&] { step_of(rank, ++made, local); });
-  expect_equal("H = 1 beside one machine", local, one, 1e-12);
-  expect_equal("B = 0 beside one machine", daso, one, 1e-12, {}, "With B = 0 every batch blocks.");
+  expect_equal("H = 1 compared with one machine", local, one, 1e-12);
+  expect_equal("B = 0 compared with one machine", daso, one, 1e-12, {}, "With B = 0 every batch blocks.");
 }
 
 }  // namespace
