@@ -89,7 +89,7 @@ class MemoryPlan final : public TapeWatcher, public Keeper {
   // The choice for steps like the last one; null: no plan yet
   const MemoryChoice* choice() const { return plan_ ? &plan_->choice : nullptr; }
   bool settled() const { return plan_ && plan_->settled; }  // the last step's plan does not change any more
-  // Of the last step; without times if these were not read
+  // The record of the last step; without times if these were not read
   const IterationRecord& record() const { return record_; }
   MemoryMeans means() const;   // the permitted choices, and the measured rates of copies
   std::string report() const;  // one line

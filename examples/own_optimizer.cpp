@@ -8,7 +8,7 @@
 using namespace tandem;
 
 struct SignStep {
-  // What varies from step to step: learning rate, scale of the gradients, whether to apply this step
+  // Values that vary from step to step: learning rate, scale of the gradients, whether to apply this step
   const StepState* state;
   const float* g;
   float *v, *w;

@@ -281,7 +281,7 @@ struct Case {
 };
 
 struct Outcome {
-  // Of each step: the loss; at the end parameters, gradients, statistics, the average
+  // The loss of each step; at the end parameters, gradients, statistics, the average
   std::vector<std::vector<std::byte>> tensors;
   std::size_t peak = 0, least = 0;
   MemoryPlan::Measured last;

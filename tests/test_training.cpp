@@ -542,7 +542,7 @@ TEST_F(Checkpoint, IsWrittenOnSigtermAndEveryEpoch) {
   EXPECT_EQ(rest.steps, 48);
   EXPECT_EQ(parts, whole);
 
-  // Of a finished run: nothing to do, and the weights are there
+  // The run is finished: no step is left, and the weights are loaded
   FitReport nothing = run(kind, recipe, options, &parts);
   EXPECT_TRUE(nothing.epochs.empty());
   EXPECT_EQ(parts, whole);

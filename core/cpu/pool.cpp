@@ -103,7 +103,7 @@ void scatter_over_tiles(int threads, const PoolShape& shape, T* dx, bool add, co
     const std::int64_t out_h = s.out_h(), out_w = s.out_w();
     for (std::int64_t row = begin; row < end; row++) {
       const std::int64_t ih = row % s.h, oh = ih / s.kh, i = ih % s.kh;
-      // What lies beyond the last window receives nothing
+      // Elements beyond the last window receive no gradient
       const std::int64_t covered = oh < out_h ? out_w * s.kw * s.c : 0;
       T* to = dx + row * s.w * s.c;
       if (!add) std::fill(to + covered, to + s.w * s.c, T(0.f));

@@ -43,7 +43,7 @@ class Coordinator {
   double back_after(int worker, double now) {
     return of(worker).lost_at > 0 ? now - std::exchange(of(worker).lost_at, 0) : 0;
   }
-  // What that rank's training thread waits for. Empty: the rank works.
+  // The event that this rank's training thread waits for. Empty: the rank works.
   void waits_for(int rank, std::string waits_for, double now);
   struct Waiting {
     std::string waits = {}, works = {};  // "rank 1 for a lease; rank 2 for …", "rank 0"

@@ -39,7 +39,7 @@ class PowerSgd {
 
  private:
   struct Factors {
-    // Of a matrix with rows ≤ columns; another one is transposed, so that P Pᵀ is 1 at full rank
+    // The dimensions of a matrix with rows ≤ columns; another one is transposed, so that P Pᵀ is 1 at full rank
     std::int64_t begin, rows, columns;
     std::int64_t row_step, column_step;  // distance between two rows, and between two columns
     std::int64_t rank, p, q;             // p, q: index of P in p_ and of Q in q_, both row-major

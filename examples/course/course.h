@@ -39,7 +39,7 @@ struct SoftmaxRows {
   Numbers total;    // [B]: log Σ e^z over all classes
   Numbers own;      // [B]: the logit of each row's label
 };
-// Of z = x·wᵀ with x [B, F], the same on every rank, and w [n, F], this rank's rows.
+// The gradients of z = x·wᵀ with x [B, F], the same on every rank, and w [n, F], this rank's rows.
 struct CutGradients {
   Numbers dx;  // [B, F], of all classes
   Numbers dw;  // [n, F]

@@ -45,7 +45,7 @@ class Vgg : public Module {
   Variable forward(const Variable& x) override {
     Variable y = features_(x);
     if (!large_) return (*linear_)(global_average_pool(y));
-    // What adaptive pooling of 8 to 7 does
+    // The same as adaptive pooling of 8 to 7
     if (left_ > 7) y = average_pool2d(y, {.kernel_size = left_ - 6, .stride = 1});
     return (*layers_)(flatten(y));
   }

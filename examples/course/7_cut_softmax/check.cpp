@@ -75,7 +75,7 @@ void slices_are_one_device(Communicator& ranks) {
                "e^800 is infinite: take the row's largest logit off first. It is a maximum over all ranks.");
 }
 
-// What the slices move, beside the least: the maxima, the sums and the labels' logits, and dx.
+// Compares the bytes sent with the minimum: the maxima, the sums with the labels' logits, and dx.
 void few_bytes_move(Communicator& ranks, std::string& remark) {
   constexpr std::size_t rows = 64, classes = 1000, features = 8;
   const auto n = std::size_t(even_cuts(classes, ranks.size())[1]);

@@ -8,7 +8,7 @@ inline SoftmaxRows cut_softmax(Communicator& ranks, const Numbers& z, const Numb
   not_written();
 }
 
-// Of z = x·wᵀ with x [B, F], the same on every rank, and w [n, F], this rank's rows.
+// The gradients of z = x·wᵀ with x [B, F], the same on every rank, and w [n, F], this rank's rows.
 inline CutGradients cut_backward(Communicator& ranks, const Numbers& dz, const Numbers& x, const Numbers& w,
                                  std::size_t F) {
   not_written();

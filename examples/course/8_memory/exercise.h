@@ -4,7 +4,7 @@
 
 namespace tandem::course {
 
-// Of a tensor that is not kept: Fate::swap or Fate::recompute, and by how many seconds that makes the step longer.
+// The cost of a tensor that is not kept: Fate::swap or Fate::recompute, and the seconds it adds to the step.
 struct Cost {
   Fate fate;
   double seconds;
