@@ -30,8 +30,8 @@ def lines_of(path):
 def save(figure, name):
     text = io.StringIO()
     figure.savefig(text, transparent=True, metadata={"Date": None})
-    paths_on_a_line = re.sub(r"\s*\n(?=[MLCQz][ \n]|\")", " ", text.getvalue())
-    (ROOT / "examples/pictures" / f"{name}.svg").write_text(paths_on_a_line)
+    on_one_line = re.sub(r"\s*\n\s*", " ", text.getvalue()).replace("> <", "><").strip()
+    (ROOT / "examples/pictures" / f"{name}.svg").write_text(on_one_line + "\n")
 
 
 def training():
