@@ -68,13 +68,12 @@ either  = $(if $1,$2,$(wildcard $3))
 chosen := $(call either,$(ONEDNN_ON),$(filter-out core/cpu/none.cpp,$(wildcard core/cpu/*.cpp)),core/cpu/none.cpp) \
           $(call either,$(ZLIB_ON),$(wildcard datasets/gzip.cpp),datasets/gzip_none.cpp) \
           $(call either,$(STB_ON),$(wildcard datasets/image.cpp),datasets/image_none.cpp) \
-          $(call either,$(PROTOBUF_ON),layers/export/onnx.cpp layers/export/tensorboard.cpp,$\
-            layers/export/onnx_none.cpp layers/export/tensorboard_none.cpp) \
+          $(call either,$(PROTOBUF_ON),layers/export/onnx.cpp layers/export/tensorboard.cpp,layers/export/none.cpp) \
           $(call either,$(CUDA_ON),$(cuda_room),cuda/none.cpp) \
           $(call either,$(if $(NCCL_REASON),,1),$(wildcard dist/collectives/nccl.cpp),dist/collectives/nccl_none.cpp) \
           $(call either,$(UCX_ON),$(network),dist/job/none.cpp)
 pairs  := datasets/gzip.cpp datasets/gzip_none.cpp datasets/image.cpp datasets/image_none.cpp \
-          layers/export/onnx.cpp layers/export/onnx_none.cpp layers/export/tensorboard.cpp layers/export/tensorboard_none.cpp \
+          layers/export/onnx.cpp layers/export/tensorboard.cpp layers/export/none.cpp \
           dist/collectives/nccl.cpp dist/collectives/nccl_none.cpp
 common := $(wildcard $(addsuffix /*.cpp,core core/reference core/files core/trace autograd layers layers/* layers/train/callbacks datasets)) \
           $(filter-out $(network) dist/job/none.cpp dist/job/tandem-run.cpp,$(wildcard dist/*/*.cpp))

@@ -16,7 +16,7 @@
 #include "layers/optim/schedule.h"
 #include "layers/train/checkpoint.h"
 #include "layers/train/choose_batch.h"
-#include "layers/train/confusion_matrix.h"
 #include "layers/train/data_loading.h"
+#include "layers/train/evaluate.h"
 #include "layers/train/fit.h"
 #include "layers/train/options.h"

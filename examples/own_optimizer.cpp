@@ -21,21 +21,14 @@ struct SignStep {
 
 class Signum : public Optimizer {
  public:
-  explicit Signum(double learning_rate) : Optimizer(learning_rate) {}
+  // One vector beside the parameters, the average; checkpoints store it
+  explicit Signum(double learning_rate) : Optimizer(learning_rate, 0, false, {"average"}) {}
   std::string name() const override { return "signum"; }
-  std::vector<std::pair<std::string, Tensor>> vectors() const override { return {{"average", average_}}; }  // to save
   void apply(Range r) override {
-    auto at = [&](Tensor& t) { return t.write<float>() + r.begin; };
     launch(flat().backend(), r.length(),
-           SignStep{reinterpret_cast<const StepState*>(state().raw()), flat().gradients.data<float>() + r.begin,
-                    at(average_), at(flat().values)});
+           SignStep{device_state(), flat().gradients.data<float>() + r.begin, vector<float>(0) + r.begin,
+                    flat().values.write<float>() + r.begin});
   }
-
- protected:
-  void allocate() override { average_ = Tensor::zeros(flat().backend(), {flat().numel()}); }
-
- private:
-  Tensor average_;  // v, beside the parameters
 };
 
 int main(int argc, char** argv) {

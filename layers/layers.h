@@ -83,27 +83,20 @@ class LayerNorm : public Module {
   Parameter *weight_, *bias_;
 };
 
-class MaxPool2d : public Module {
+template <Variable (*operation)(const Variable&, const Pool2dOptions&)>
+class Pool2d : public Module {
  public:
-  explicit MaxPool2d(const Pool2dOptions& options = {}) : options_(options) {}
-  Variable forward(const Variable& x) override { return max_pool2d(x, options_); }
+  explicit Pool2d(const Pool2dOptions& options = {}) : options_(options) {}
+  Variable forward(const Variable& x) override { return operation(x, options_); }
 
  private:
   Pool2dOptions options_;
 };
-
-class AveragePool2d : public Module {
- public:
-  explicit AveragePool2d(const Pool2dOptions& options = {}) : options_(options) {}
-  Variable forward(const Variable& x) override { return average_pool2d(x, options_); }
-
- private:
-  Pool2dOptions options_;
+class MaxPool2d : public Pool2d<max_pool2d> {
+  using Pool2d::Pool2d;
 };
-
-class GlobalAveragePool : public Module {
- public:
-  Variable forward(const Variable& x) override { return global_average_pool(x); }
+class AveragePool2d : public Pool2d<average_pool2d> {
+  using Pool2d::Pool2d;
 };
 
 // An operation of one input as a module.
@@ -117,6 +110,8 @@ class GELU : public Activation<gelu> {};
 class SiLU : public Activation<silu> {};
 class Tanh : public Activation<tanh> {};
 class Sigmoid : public Activation<sigmoid> {};
+class GlobalAveragePool : public Activation<global_average_pool> {};
+class Flatten : public Activation<flatten> {};  // [N, H, W, C] → [N, H·W·C]
 
 // x [N, …] of row numbers (i32) → [N, …, columns].
 class Embedding : public Module {
@@ -127,20 +122,6 @@ class Embedding : public Module {
 
  private:
   Parameter* weight_;
-};
-
-// [N, H, W, C] → [N, H·W·C]. Stores the shape, which is needed to permute weights from frameworks that flatten
-// (c, h, w).
-class Flatten : public Module {
- public:
-  Variable forward(const Variable& x) override {
-    shape_ = x.shape();
-    return flatten(x);
-  }
-  const Shape& shape() const { return shape_; }
-
- private:
-  Shape shape_;
 };
 
 class Dropout : public Module {

@@ -51,9 +51,13 @@ Variable Module::operator()(const Variable& x) {
   return seen(std::move(y));
 }
 
+void Module::each(const std::function<void(Module&)>& visit) {
+  visit(*this);
+  for (auto& [name, module] : children_) module->each(visit);
+}
+
 void Module::train(bool on) {
-  training_ = on;
-  for (auto& [name, module] : children_) module->train(on);
+  each([on](Module& m) { m.training_ = on; });
 }
 
 void Module::walk(const std::string& path, const std::function<void(const std::string& path, Module&)>& visit) {
@@ -64,13 +68,11 @@ void Module::walk(const std::string& path, const std::function<void(const std::s
 
 void Module::name_tree(const std::string& path) {
   walk(path, [](const std::string& at, Module& m) { m.path_ = at; });
+  if (!path.empty()) return;
   std::uint32_t next = 0;
-  if (path.empty()) number(next);
-}
-
-void Module::number(std::uint32_t& next) {
-  if (stream_) stream_ = next++;
-  for (auto& [name, module] : children_) module->number(next);
+  each([&](Module& m) {
+    if (m.stream_) m.stream_ = next++;
+  });
 }
 
 void Module::check_name(const std::string& name) const {
@@ -80,45 +82,37 @@ void Module::check_name(const std::string& name) const {
           "the name ", json_quoted(name),
           " of a module's part cannot be a key of a checkpoint: choose another, of UTF-8 text "
           "without dots, slashes and control characters, and not __metadata__");
-  auto taken = [&](auto& all, auto name_of) {
-    return std::any_of(all.begin(), all.end(), [&](auto& one) { return name_of(one) == name; });
-  };
-  require(!taken(children_, [](auto& c) { return c.first; }) && !taken(parameters_, [](auto& p) { return p->name; }) &&
-              !taken(buffers_, [](auto& s) { return s->name; }),
-          "the module has a child, parameter or buffer \"", name, "\" already: choose another name");
+  const bool taken = std::any_of(children_.begin(), children_.end(), [&](auto& c) { return c.first == name; }) ||
+                     std::any_of(parameters_.begin(), parameters_.end(), [&](auto& p) { return p->name == name; }) ||
+                     std::any_of(buffers_.begin(), buffers_.end(), [&](auto& b) { return b->name == name; });
+  require(!taken, "the module has a child, parameter or buffer \"", name, "\" already: choose another name");
 }
 
-std::vector<std::pair<std::string, Parameter*>> Module::parameters() {
-  std::vector<std::pair<std::string, Parameter*>> all;
+template <class T>
+std::vector<std::pair<std::string, T*>> Module::all(std::vector<std::unique_ptr<T>> Module::*own) {
+  std::vector<std::pair<std::string, T*>> found;
   walk(path_, [&](const std::string& at, Module& m) {
-    for (auto& p : m.parameters_) all.emplace_back(at.empty() ? p->name : at + "." + p->name, p.get());
+    for (auto& part : m.*own) found.emplace_back(at.empty() ? part->name : at + "." + part->name, part.get());
   });
-  return all;
+  return found;
 }
 
-std::vector<std::pair<std::string, ModuleBuffer*>> Module::buffers() {
-  std::vector<std::pair<std::string, ModuleBuffer*>> all;
-  walk(path_, [&](const std::string& at, Module& m) {
-    for (auto& s : m.buffers_) all.emplace_back(at.empty() ? s->name : at + "." + s->name, s.get());
-  });
-  return all;
-}
+std::vector<std::pair<std::string, Parameter*>> Module::parameters() { return all(&Module::parameters_); }
+std::vector<std::pair<std::string, ModuleBuffer*>> Module::buffers() { return all(&Module::buffers_); }
 
 Parameter& Module::parameter(const std::string& name) { return *named("parameter", name, parameters()); }
 ModuleBuffer& Module::buffer(const std::string& name) { return *named("buffer", name, buffers()); }
 
 Parameter& Module::parameter(std::string name, const Shape& shape, Initial initial, bool decay) {
   check_name(name);
-  parameters_.push_back(std::make_unique<Parameter>());
-  *parameters_.back() = {.name = std::move(name), .shape = shape, .initial = initial, .decay = decay, .variable = {}};
-  return *parameters_.back();
+  return *parameters_.emplace_back(
+      new Parameter{.name = std::move(name), .shape = shape, .initial = initial, .decay = decay, .variable = {}});
 }
 
 ModuleBuffer& Module::buffer(std::string name, const Shape& shape, double initial) {
   check_name(name);
-  buffers_.push_back(std::make_unique<ModuleBuffer>());
-  *buffers_.back() = {.name = std::move(name), .shape = shape, .initial = initial, .tensor = {}};
-  return *buffers_.back();
+  return *buffers_.emplace_back(
+      new ModuleBuffer{.name = std::move(name), .shape = shape, .initial = initial, .tensor = {}});
 }
 
 Variable Sequential::forward(const Variable& x) {

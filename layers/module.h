@@ -116,6 +116,7 @@ class Module {
   Parameter& parameter(const std::string& name);
   ModuleBuffer& buffer(const std::string& name);
   const std::vector<std::pair<std::string, Model>>& children() const { return children_; }
+  void each(const std::function<void(Module&)>& visit);  // this module and all modules below it, in that order
 
  protected:
   enum Draws { draws_random_numbers };
@@ -150,9 +151,10 @@ class Module {
  private:
   // Throws Error when a child, parameter or buffer has this name already: checkpoints identify them by name.
   void check_name(const std::string& name) const;
-  void number(std::uint32_t& next);
   // Calls visit for this module and all modules below it, with the path of each.
   void walk(const std::string& path, const std::function<void(const std::string& path, Module&)>& visit);
+  template <class T>  // the parameters or the buffers of the tree
+  std::vector<std::pair<std::string, T*>> all(std::vector<std::unique_ptr<T>> Module::*own);
 
   std::optional<std::uint32_t> stream_;  // set for modules that draw random numbers
   std::string path_;

@@ -18,8 +18,8 @@ words() {  # an extended regular expression, a tab, what to write instead
 \bwinners?\b	argmax, argmax indices
 \b[Mm]odule::statistic\b|\bstatistic_segments\b|\bStatistic\b	buffer, ModuleBuffer
 \bjudge(_step)?\(	check_gradients, check_step
-\bTally\b|\bScore\b|\bso_far\b	RunningMean, MetricSums, running_sums
-\bExchangeFiles\b|\bObserver\b|\bObserveOptions\b|\bcontradictions\b	ImportExportFiles, Profiler, ProfilerOptions, option checks
+\bTally\b|\bScore\b|\bso_far\b	EpochSums, MetricSums, running_sums
+\bExchangeFiles\b|\bObserver\b|\bObserveOptions\b|\bcontradictions\b	ImportExportFiles, ProfilerOptions, option checks
 \btrain(s|ed|ing)? apart\b|\b(steps|apply|update|draw)_together\b	asynchronous, synchronous
 \b[Tt]ickets?\b	work lease, lease
 \bLetters\b|\bNote n\b|\bconst Note&|\bPost&|\bEarly::	MessageHeader, UnexpectedMessages, SendQueue, DeferredQueue

@@ -9,7 +9,7 @@
 #include "dist/strategies/machine_share.h"
 #include "dist/strategies/parameter_server.h"
 #include "layers/export/torch_weights.h"
-#include "layers/train/confusion_matrix.h"
+#include "layers/train/evaluate.h"
 #include "tests/host_ranks.h"
 #include "tests/naive.h"
 #include "tests/slices.h"

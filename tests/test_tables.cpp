@@ -5,7 +5,7 @@
 
 #include "datasets/table.h"
 #include "dist/strategies/all_reduce.h"
-#include "layers/train/confusion_matrix.h"
+#include "layers/train/evaluate.h"
 #include "tests/replicas.h"
 
 namespace tandem::test {

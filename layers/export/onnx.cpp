@@ -3,6 +3,7 @@
 #include <cstring>
 #include <map>
 #include <set>
+#include <variant>
 
 #include "core/backend.h"
 #include "core/files/atomic_file.h"
@@ -123,23 +124,19 @@ class Exporter {
     node(op, inputs, name);
     return name;
   }
-  void set(const char* name, std::int64_t v) {
+  void set(const char* name, const std::variant<std::int64_t, Ints, float>& value) {
     auto* a = last_->add_attribute();
     a->set_name(name);
-    a->set_type(attribute_int);
-    a->set_i(v);
-  }
-  void set(const char* name, const Ints& v) {
-    auto* a = last_->add_attribute();
-    a->set_name(name);
-    a->set_type(attribute_ints);
-    for (std::int64_t i : v) a->add_ints(i);
-  }
-  void set_float(const char* name, double v) {
-    auto* a = last_->add_attribute();
-    a->set_name(name);
-    a->set_type(attribute_float);
-    a->set_f(float(v));
+    if (const auto* whole = std::get_if<std::int64_t>(&value)) {
+      a->set_type(attribute_int);
+      a->set_i(*whole);
+    } else if (const auto* real = std::get_if<float>(&value)) {
+      a->set_type(attribute_float);
+      a->set_f(*real);
+    } else {
+      a->set_type(attribute_ints);
+      for (std::int64_t i : std::get<Ints>(value)) a->add_ints(i);
+    }
   }
 
   // ---- values -------------------------------------------------------------------------------------------------------
@@ -167,84 +164,83 @@ class Exporter {
   std::string relu_if_asked(std::string y) { return at_->attribute("relu") ? make("Relu", {y}) : y; }
 
   void convert(const Operation& o) {
-    static const std::map<std::string, const char*> unary{
-        {"relu", "Relu"}, {"sigmoid", "Sigmoid"}, {"tanh", "Tanh"},        {"exp", "Exp"},
-        {"log", "Log"},   {"sqrt", "Sqrt"},       {"abs", "Abs"},          {"reciprocal", "Reciprocal"},
-        {"sin", "Sin"},   {"cos", "Cos"},         {"softplus", "Softplus"}};
+    using Convert = void (Exporter::*)(const Operation&);
+    static const std::map<std::string, Convert> special{{"conv2d", &Exporter::convolution},
+                                                        {"linear", &Exporter::linear},
+                                                        {"batch_norm", &Exporter::batch_norm},
+                                                        {"max_pool2d", &Exporter::pool},
+                                                        {"slice", &Exporter::slice},
+                                                        {"average_pool2d", &Exporter::pool},
+                                                        {"pad", &Exporter::pad},
+                                                        {"reshape", &Exporter::reshape}};
     static const std::map<std::string, const char*> binary{{"add", "Add"}, {"sub", "Sub"},     {"mul", "Mul"},
                                                            {"div", "Div"}, {"maximum", "Max"}, {"minimum", "Min"},
                                                            {"pow", "Pow"}};
     if (o.output.dtype() != DType::f32) no_mapping(std::string("computes in ") + name_of(o.output.dtype()));
     const Tensor& x = o.inputs.at(0);
-    if (o.op == "conv2d")
-      convolution(o);
-    else if (o.op == "linear")
-      linear(o);
-    else if (o.op == "batch_norm")
-      batch_norm(o);
-    else if (o.op == "max_pool2d" || o.op == "average_pool2d")
-      pool(o);
-    else if (o.op == "slice")
-      slice(o);
-    else if (o.op == "pad")
-      pad(o);
-    else if (o.op == "reshape")
-      reshape(o);
-    else if (o.op == "matmul")
+    if (const auto found = special.find(o.op); found != special.end()) {
+      (this->*found->second)(o);
+    } else if (o.op == "matmul") {
       result(o.output, make("MatMul", {value(x).name, value(o.inputs.at(1)).name}), false);
-    else if (o.op == "softmax" || o.op == "log_softmax") {
+    } else if (o.op == "softmax" || o.op == "log_softmax") {
       const std::string y = make(o.op == "softmax" ? "Softmax" : "LogSoftmax", {logical(x).name});
       set("axis", -1);
       result(o.output, y, false);
-    } else if (unary.count(o.op)) {
-      const Value v = value(x);
-      result(o.output, make(unary.at(o.op), {v.name}), v.channels_first);
-    } else if (o.op == "leaky_relu" || o.op == "elu") {
-      const Value v = value(x);
-      const std::string y = make(o.op == "elu" ? "Elu" : "LeakyRelu", {v.name});
-      set_float("alpha", o.attribute(o.op == "elu" ? "alpha" : "slope"));
-      result(o.output, y, v.channels_first);
-    } else if (o.op == "square" || o.op == "silu") {
-      const Value v = value(x);
-      const std::string other = o.op == "square" ? v.name : make("Sigmoid", {v.name});
-      result(o.output, make("Mul", {v.name, other}), v.channels_first);
-    } else if (o.op == "scale") {
-      const Value v = value(x);
-      const std::string y = make("Mul", {v.name, number(o.attribute("factor"))});
-      result(o.output, o.attribute("shift") ? make("Add", {y, number(o.attribute("shift"))}) : y, v.channels_first);
-    } else if (o.op == "div_by") {
-      const Value v = value(x);
-      result(o.output, make("Div", {v.name, number(o.attribute("divisor"))}), v.channels_first);
-    } else if (o.op == "clamp") {
-      const Value v = value(x);
-      result(o.output, make("Clip", {v.name, number(o.attribute("low")), number(o.attribute("high"))}),
-             v.channels_first);
-    } else if (binary.count(o.op)) {
+    } else if (const auto op = binary.find(o.op); op != binary.end()) {
       const Tensor& b = o.inputs.at(1);
       const bool first = x.shape() == b.shape() && value(x).channels_first && value(b).channels_first;
       const Value p = first ? value(x) : logical(x), q = first ? value(b) : logical(b);
-      result(o.output, make(binary.at(o.op), {p.name, q.name}), first);
-    } else
-      no_mapping();
+      result(o.output, make(op->second, {p.name, q.name}), first);
+    } else {
+      const Value v = value(x);
+      result(o.output, of_one_input(o, v.name), v.channels_first);
+    }
   }
 
-  void convolution(const Operation& o) {
-    std::vector<std::string> inputs{picture(o.inputs.at(0)).name, weight(o.inputs.at(1), true)};
+  // Element-wise operations of one input, in either layout.
+  std::string of_one_input(const Operation& o, const std::string& x) {
+    static const std::map<std::string, const char*> plain{
+        {"relu", "Relu"}, {"sigmoid", "Sigmoid"}, {"tanh", "Tanh"},        {"exp", "Exp"},
+        {"log", "Log"},   {"sqrt", "Sqrt"},       {"abs", "Abs"},          {"reciprocal", "Reciprocal"},
+        {"sin", "Sin"},   {"cos", "Cos"},         {"softplus", "Softplus"}};
+    if (const auto op = plain.find(o.op); op != plain.end()) return make(op->second, {x});
+    if (o.op == "square") return make("Mul", {x, x});
+    if (o.op == "silu") return make("Mul", {x, make("Sigmoid", {x})});
+    if (o.op == "div_by") return make("Div", {x, number(o.attribute("divisor"))});
+    if (o.op == "clamp") return make("Clip", {x, number(o.attribute("low")), number(o.attribute("high"))});
+    if (o.op == "scale") {
+      const std::string y = make("Mul", {x, number(o.attribute("factor"))});
+      return o.attribute("shift") ? make("Add", {y, number(o.attribute("shift"))}) : y;
+    }
+    if (o.op != "leaky_relu" && o.op != "elu") no_mapping();
+    const std::string y = make(o.op == "elu" ? "Elu" : "LeakyRelu", {x});
+    set("alpha", float(o.attribute(o.op == "elu" ? "alpha" : "slope")));
+    return y;
+  }
+
+  // "Conv", "Gemm": x, the weight and, where there is one, the bias.
+  std::string with_weights(const char* op, const Operation& o, const std::string& x, bool filter) {
+    std::vector<std::string> inputs{x, weight(o.inputs.at(1), filter)};
     if (o.inputs.size() > 2) inputs.push_back(weight(o.inputs[2]));
-    const std::string y = make("Conv", inputs);
+    return make(op, inputs);
+  }
+  void set_window() {
     const Ints pad = pair("padding");
     set("kernel_shape", pair("window"));
     set("strides", pair("stride"));
     set("pads", Ints{pad[0], pad[1], pad[0], pad[1]});
+  }
+
+  void convolution(const Operation& o) {
+    const std::string y = with_weights("Conv", o, picture(o.inputs.at(0)).name, true);
+    set_window();
     set("dilations", pair("dilation"));
     set("group", std::int64_t(o.attribute("groups")));
     result(o.output, relu_if_asked(y), true);
   }
 
   void linear(const Operation& o) {
-    std::vector<std::string> inputs{value(o.inputs.at(0)).name, weight(o.inputs.at(1))};
-    if (o.inputs.size() > 2) inputs.push_back(weight(o.inputs[2]));
-    const std::string y = make("Gemm", inputs);
+    const std::string y = with_weights("Gemm", o, value(o.inputs.at(0)).name, false);
     set("transB", 1);
     result(o.output, relu_if_asked(y), false);
   }
@@ -257,7 +253,7 @@ class Exporter {
     if (!first && x.rank() != 2) no_mapping("has an input of rank " + std::to_string(x.rank()));
     std::string y = make("BatchNormalization", {picture(x).name, weight(o.inputs[1]), weight(o.inputs[2]),
                                                 weight(o.inputs[4]), weight(o.inputs[5])});
-    set_float("epsilon", o.attribute("epsilon"));
+    set("epsilon", float(o.attribute("epsilon")));
     if (o.inputs[3].defined()) y = make("Add", {y, picture(o.inputs[3]).name});
     result(o.output, relu_if_asked(y), first);
   }
@@ -273,10 +269,7 @@ class Exporter {
     }
     const bool largest = o.op == "max_pool2d";
     const std::string y = make(largest ? "MaxPool" : "AveragePool", {from});
-    const Ints pad = pair("padding");
-    set("kernel_shape", pair("window"));
-    set("strides", pair("stride"));
-    set("pads", Ints{pad[0], pad[1], pad[0], pad[1]});
+    set_window();
     if (!largest) set("count_include_pad", 0);
     result(o.output, relu_if_asked(y), true);
   }

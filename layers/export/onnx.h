@@ -2,7 +2,7 @@
 //
 // The input of the graph is "input" [N, C, H, W] with any N, its output is "output". Pictures must be normalised as in
 // training (subtract the mean, divide by the standard deviation, per channel, with the loader's numbers). Weights have
-// the names of the parameters. Without a protobuf library (onnx_none.cpp) all functions here throw.
+// the names of the parameters. Without a protobuf library (none.cpp) all functions here throw.
 #pragma once
 #include <string>
 

@@ -26,11 +26,6 @@ std::string type_of(const Module& m) {
   return colon == name.npos ? name : name.substr(colon + 2);
 }
 
-void each_module(Module& m, const std::function<void(Module&)>& visit) {
-  visit(m);
-  for (auto& [name, child] : m.children()) each_module(*child, visit);
-}
-
 // Undoes what a forward pass changes or needs: hooks, mode, statistics, borrowed memory.
 class Visit {
  public:
@@ -43,7 +38,7 @@ class Visit {
       flat_ = std::make_unique<FlatParameters>(model, *backend_, 0);
     }
     for (auto& [name, s] : model.buffers()) buffers_.emplace_back(s, s->tensor.clone());
-    each_module(model, [&](Module& m) { before_.emplace_back(&m, m.on_forward(hook)); });
+    model.each([&](Module& m) { before_.emplace_back(&m, m.on_forward(hook)); });
     model.train();
   }
   ~Visit() {
@@ -109,26 +104,15 @@ ModelSummary summary(Module& model, const Shape& input, DType dtype) {
   out.input = input;
   out.dtype = dtype;
   std::map<std::string, std::size_t> row;  // by path
-  auto row_of = [&](Module& m) -> ModuleSummary& {
-    auto [it, fresh] = row.emplace(m.path(), out.modules.size());
-    if (fresh) out.modules.push_back({.path = m.path(), .type = type_of(m), .output = {}});
-    return out.modules[it->second];
-  };
-  Visit visit(model, [&](Module& m, const Variable& y) { row_of(m).output = y.shape(); });
+  Visit visit(model, [&](Module& m, const Variable& y) { out.modules[row.at(m.path())].output = y.shape(); });
+  model.each([&](Module& m) {
+    if (row.emplace(m.path(), out.modules.size()).second)
+      out.modules.push_back({.path = m.path(), .type = type_of(m), .output = {}});
+  });
   auto parameters = model.parameters();
   require(!parameters.empty(), "summary: the model has no parameters");
   Backend& backend = parameters.front().second->variable.backend();
-
   Variable y = model(Variable(Tensor::zeros(backend, input, dtype)));
-  each_module(model, [&](Module& m) { row_of(m); });
-  // Hooks fire when a module ends, inner ones first; a reader expects the order of the tree.
-  std::vector<ModuleSummary> ordered;
-  each_module(model, [&](Module& m) {
-    if (ModuleSummary& s = row_of(m); !s.type.empty()) ordered.push_back(std::exchange(s, {}));
-  });
-  out.modules = std::move(ordered);
-  row.clear();
-  for (std::size_t i = 0; i < out.modules.size(); i++) row[out.modules[i].path] = i;
 
   for (auto& [name, p] : parameters) {
     std::size_t dot = name.rfind('.');
@@ -157,18 +141,12 @@ ModelSummary summary(Module& model, const Shape& input, DType dtype) {
 std::string ModelSummary::text() const {
   std::vector<std::vector<std::string>> table{{"module", "type", "output", "parameters", "MACs", "kept for backward"}};
   for (const ModuleSummary& m : modules) {
-    std::size_t depth = m.path.empty() ? 0 : 1 + std::size_t(std::count(m.path.begin(), m.path.end(), '.'));
-    std::ostringstream shape;
-    if (m.output.rank() > 0)
-      shape << m.output;
-    else
-      shape << "did not run";
-    std::size_t dot = m.path.rfind('.');
-    table.push_back({m.path.empty()
-                         ? "(model)"
-                         : std::string(2 * depth - 2, ' ') + (dot == m.path.npos ? m.path : m.path.substr(dot + 1)),
-                     m.type, shape.str(), m.parameters ? count(double(m.parameters)) : "",
-                     m.macs > 0 ? count(m.macs) : "", m.saved_bytes ? readable_bytes(double(m.saved_bytes)) : ""});
+    const std::size_t dot = m.path.rfind('.'), dots = std::size_t(std::count(m.path.begin(), m.path.end(), '.'));
+    table.push_back(
+        {m.path.empty() ? "(model)" : std::string(2 * dots, ' ') + m.path.substr(dot == m.path.npos ? 0 : dot + 1),
+         m.type, m.output.rank() > 0 ? (std::ostringstream() << m.output).str() : "did not run",
+         m.parameters ? count(double(m.parameters)) : "", m.macs > 0 ? count(m.macs) : "",
+         m.saved_bytes ? readable_bytes(double(m.saved_bytes)) : ""});
   }
   std::vector<std::size_t> width(table[0].size());
   for (const auto& line : table)

@@ -22,7 +22,7 @@ struct TrainingState {
 };
 
 struct ModelSummary {
-  std::vector<ModuleSummary> modules;  // in the order in which they first ran; one that never ran comes last
+  std::vector<ModuleSummary> modules;  // in the order of the tree
   Shape input;
   DType dtype = DType::f32;
   std::int64_t parameters = 0;

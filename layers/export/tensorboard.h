@@ -1,12 +1,12 @@
 // TensorBoard's event files: scalars and histograms over the steps of a run. `tensorboard --logdir DIR` shows them.
-// Without a protobuf library (tensorboard_none.cpp) opening a file throws.
+// Without a protobuf library (none.cpp) opening a file throws.
 #pragma once
 #include <cstdio>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "layers/optim/flat_parameters.h"
+#include "core/tensor.h"
 
 namespace tandem {
 
@@ -31,20 +31,5 @@ class EventFile {
   std::string path_;
   std::FILE* file_ = nullptr;
 };
-
-// While an object of this class exists, every module's output is written as a histogram, "activations/layer1.0.conv1",
-// when the module runs. It sets the hook of each module (Module::on_forward) and restores the previous hook.
-class WatchActivations {
- public:
-  WatchActivations(Module& model, EventFile& file, std::int64_t step);
-  ~WatchActivations();
-  WatchActivations(const WatchActivations&) = delete;
-
- private:
-  std::vector<std::pair<Module*, Module::ForwardHook>> before_;
-};
-
-// Writes a histogram of every parameter's gradient, "gradients/conv1.weight". Call it after a backward pass.
-void write_gradients(const FlatParameters& flat, EventFile& file, std::int64_t step);
 
 }  // namespace tandem

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
-#include <set>
 
 #include "autograd/recorder.h"
 #include "core/backend.h"
@@ -16,31 +15,23 @@
 namespace tandem {
 namespace {
 
-// How one tensor lies in a file. `pictures` is its shape here seen as [O, H, W, C], of rank 0 where nothing is
-// permuted.
-struct Layout {
-  Shape in_file, pictures;
-};
-
 Shape channels_first(const Shape& s) { return {s[0], s[3], s[1], s[2]}; }
 
-// By the first element's address: what is permuted in the file.
-std::map<const void*, Layout> layouts(Module& model, Backend& backend, const Shape& picture) {
-  std::map<const void*, Layout> found;
+// What is permuted in the file, by the first element's address: its shape here seen as [O, H, W, C].
+std::map<const void*, Shape> permuted(Module& model, Backend& backend, const Shape& picture) {
+  std::map<const void*, Shape> found;
   std::map<const void*, Shape> flattened;  // values that are pictures [N, H, W, C], in rows
   for (const Operation& o : operations_of(model, backend, picture)) {
     const Tensor& x = o.inputs.at(0);
     const auto was = flattened.find(x.raw());
     const bool rows = x.rank() == 2 && was != flattened.end();
     if (o.op == "conv2d") {
-      const Shape& w = o.inputs.at(1).shape();
-      found[o.inputs[1].raw()] = {channels_first(w), w};
+      found[o.inputs.at(1).raw()] = o.inputs[1].shape();
     } else if (o.op == "reshape" && x.rank() == 4 && o.output.rank() == 2 && o.output.size(0) == x.size(0)) {
       flattened[o.output.raw()] = x.shape();
     } else if (o.op == "linear" && rows) {
-      const Tensor& w = o.inputs.at(1);
       const Shape& s = was->second;
-      found[w.raw()] = {w.shape(), {w.size(0), s[1], s[2], s[3]}};
+      found[o.inputs.at(1).raw()] = {o.inputs[1].size(0), s[1], s[2], s[3]};
     } else if (rows && o.output.shape() == x.shape()) {  // element by element: dropout, an activation
       flattened[o.output.raw()] = was->second;
     }
@@ -48,24 +39,25 @@ std::map<const void*, Layout> layouts(Module& model, Backend& backend, const Sha
   return found;
 }
 
-// Everything that is in a state_dict, by name. Of a parameter that is cut over ranks: this rank's slice.
+// Everything that is in a state_dict, by name.
 struct Entry {
-  Tensor tensor;
-  Layout layout;
+  Tensor tensor;   // this rank's slice of a parameter that is cut over ranks
+  Shape pictures;  // of rank 0 where nothing is permuted
   Slice slice;
-  Shape in_file;  // of the whole
+  Shape in_file, whole;  // in the file: of the slice, of the parameter
 };
 std::map<std::string, Entry> state(Module& model, Backend& backend, const Shape& picture) {
-  const auto permuted = layouts(model, backend, picture);
+  const auto pictures = permuted(model, backend, picture);
   std::map<std::string, Entry> all;
   for (auto& [name, p] : model.parameters()) {
     const Tensor value = p->variable.value();
-    const auto found = permuted.find(value.raw());
-    const Layout layout = found == permuted.end() ? Layout{value.shape(), {}} : found->second;
-    Entry& e = all[name] = {value, layout, p->slice, layout.in_file};
-    if (p->slice.count > 1) e.in_file[0] = p->shape[0];
+    const auto found = pictures.find(value.raw());
+    const Shape seen = found == pictures.end() ? Shape{} : found->second;
+    const Shape in_file = value.rank() == 4 && seen.rank() ? channels_first(seen) : value.shape();
+    Entry& e = all[name] = {value, seen, p->slice, in_file, in_file};
+    if (p->slice.count > 1) e.whole[0] = p->shape[0];
   }
-  for (auto& [name, s] : model.buffers()) all[name] = {s->tensor, {s->shape, {}}, {}, s->shape};
+  for (auto& [name, s] : model.buffers()) all[name] = {s->tensor, {}, {}, s->shape, s->shape};
   return all;
 }
 
@@ -105,7 +97,7 @@ void import_torch(Module& model, Backend& backend, const Shape& picture, const s
   std::string lacking, other, unknown;
   auto list = [](std::string& to, const std::string& what) { to += (to.empty() ? "" : ", ") + what; };
   for (const auto& [name, entry] : all) {
-    const Shape& expected = entry.in_file;
+    const Shape& expected = entry.whole;
     if (!file.has(prefix + name))
       list(lacking, name + " " + text(expected));
     else if (file.at(prefix + name).shape != expected)
@@ -124,11 +116,11 @@ void import_torch(Module& model, Backend& backend, const Shape& picture, const s
 
   NoGrad off;
   for (auto& [name, entry] : all) {
-    auto& [tensor, layout, slice, in_file] = entry;
-    Tensor t(backend, layout.in_file, tensor.dtype());
-    file.read_part(prefix + name, slice.offset(in_file), t);
-    if (layout.pictures.rank())
-      t = transpose(Variable(t.reshape(channels_first(layout.pictures))), {0, 2, 3, 1}).value().reshape(tensor.shape());
+    auto& [tensor, pictures, slice, in_file, whole] = entry;
+    Tensor t(backend, in_file, tensor.dtype());
+    file.read_part(prefix + name, slice.offset(whole), t);
+    if (pictures.rank())
+      t = transpose(Variable(t.reshape(channels_first(pictures))), {0, 2, 3, 1}).value().reshape(tensor.shape());
     tensor.copy_from(t);
   }
 }
@@ -140,14 +132,13 @@ void export_torch(Module& model, Backend& backend, const Shape& picture, const s
   std::map<std::string, std::vector<std::byte>> gathered;
   const std::int64_t zero = 0;
   for (auto& [name, entry] : state(model, backend, picture)) {
-    auto& [tensor, layout, slice, in_file] = entry;
+    auto& [tensor, pictures, slice, in_file, whole] = entry;
     Tensor t = tensor;
-    if (layout.pictures.rank())
-      t = transpose(Variable(t.reshape(layout.pictures)), {0, 3, 1, 2}).value().reshape(layout.in_file);
+    if (pictures.rank()) t = transpose(Variable(t.reshape(pictures)), {0, 3, 1, 2}).value().reshape(in_file);
     if (slice.count > 1) {
       require(strategy, path, ": ", name, " is cut over ranks: give export_torch() the strategy that can gather it");
-      const auto& whole = gathered[name] = gather_slices(t, slice, in_file, *strategy, !path.empty());
-      if (!path.empty()) writer.add(name, t.dtype(), in_file, whole);
+      const auto& bytes = gathered[name] = gather_slices(t, slice, whole, *strategy, !path.empty());
+      if (!path.empty()) writer.add(name, t.dtype(), whole, bytes);
     } else {
       writer.add(name, t);
     }

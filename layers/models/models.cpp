@@ -37,54 +37,45 @@ class LeNet5 : public Module {
   Linear &fc1_, &fc2_, &fc3_;
 };
 
+// norm: with a batch norm behind each convolution.
 class SmallCnn : public Module {
  public:
-  SmallCnn(int classes, int channels, int side)
-      : conv1_(child<Conv2d>("conv1", channels, 32, 3, Conv2dOptions{.padding = 1})),
-        conv2_(child<Conv2d>("conv2", 32, 64, 3, Conv2dOptions{.padding = 1})),
-        fc1_(child<Linear>("fc1", 64 * (side / 4) * (side / 4), 128, true, true)),
-        fc2_(child<Linear>("fc2", 128, classes)) {}
+  SmallCnn(int classes, int channels, int side, bool norm) {
+    for (const int width : {32, 64}) {
+      const std::string number = width == 32 ? "1" : "2";
+      convolutions_.push_back(
+          &adopt("conv" + number, norm ? Conv2d::before_norm(channels, width, 3)
+                                       : std::make_unique<Conv2d>(channels, width, 3, Conv2dOptions{.padding = 1})));
+      if (norm) norms_.push_back(&child<BatchNorm2d>("bn" + number, width));
+      channels = width;
+    }
+    fc1_ = &child<Linear>("fc1", 64 * (side / 4) * (side / 4), 128, true, true);
+    fc2_ = &child<Linear>("fc2", 128, classes);
+  }
   Variable forward(const Variable& x) override {
-    Variable y = max_pool2d(conv1_(x), pool_relu);
-    y = max_pool2d(conv2_(y), pool_relu);
-    return fc2_(fc1_(flatten(y)));
+    Variable y = x;
+    for (std::size_t i = 0; i < convolutions_.size(); i++) {
+      y = (*convolutions_[i])(y);
+      if (!norms_.empty()) y = (*norms_[i])(y);
+      y = max_pool2d(y, pool_relu);
+    }
+    return (*fc2_)((*fc1_)(flatten(y)));
   }
 
  private:
-  Conv2d &conv1_, &conv2_;
-  Linear &fc1_, &fc2_;
+  std::vector<Conv2d*> convolutions_;
+  std::vector<BatchNorm2d*> norms_;
+  Linear *fc1_, *fc2_;
 };
 
-class SmallCnnBn : public Module {
- public:
-  SmallCnnBn(int classes, int channels, int side)
-      : conv1_(adopt("conv1", Conv2d::before_norm(channels, 32, 3))),
-        bn1_(child<BatchNorm2d>("bn1", 32)),
-        conv2_(adopt("conv2", Conv2d::before_norm(32, 64, 3))),
-        bn2_(child<BatchNorm2d>("bn2", 64)),
-        fc1_(child<Linear>("fc1", 64 * (side / 4) * (side / 4), 128, true, true)),
-        fc2_(child<Linear>("fc2", 128, classes)) {}
-  Variable forward(const Variable& x) override {
-    Variable y = max_pool2d(bn1_(conv1_(x)), pool_relu);
-    y = max_pool2d(bn2_(conv2_(y)), pool_relu);
-    return fc2_(fc1_(flatten(y)));
-  }
-
- private:
-  Conv2d& conv1_;
-  BatchNorm2d& bn1_;
-  Conv2d& conv2_;
-  BatchNorm2d& bn2_;
-  Linear &fc1_, &fc2_;
-};
+Model small(const char* name, int classes, int channels, int side, bool norm) {
+  if (side < 4) refuse(name, ": pictures are at least 4 wide, not ", side);
+  return std::make_unique<SmallCnn>(classes, channels, side, norm);
+}
 
 // ---- by name --------------------------------------------------------------------------------------------------------
 using Make = Model (*)(int classes, int channels, int side);
 
-template <int depth>
-Model vgg_of(int classes, int channels, int side) {
-  return vgg(depth, classes, channels, side);
-}
 template <int depth>
 Model resnet_cifar_of(int classes, int channels, int) {
   return resnet_cifar(depth, classes, channels);
@@ -92,10 +83,6 @@ Model resnet_cifar_of(int classes, int channels, int) {
 template <int depth>
 Model resnet_of(int classes, int channels, int side) {
   return resnet(depth, classes, channels, side);
-}
-template <int depth, int width>
-Model wide_resnet_of(int classes, int channels, int) {
-  return wide_resnet(depth, width, classes, channels);
 }
 
 constexpr struct {
@@ -105,8 +92,8 @@ constexpr struct {
               {"lenet5", lenet5},
               {"smallcnn", smallcnn},
               {"smallcnn-bn", smallcnn_bn},
-              {"vgg11", vgg_of<11>},
-              {"vgg16", vgg_of<16>},
+              {"vgg11", [](int classes, int channels, int side) { return vgg(11, classes, channels, side); }},
+              {"vgg16", [](int classes, int channels, int side) { return vgg(16, classes, channels, side); }},
               {"resnet8", resnet_cifar_of<8>},
               {"resnet20", resnet_cifar_of<20>},
               {"resnet32", resnet_cifar_of<32>},
@@ -119,7 +106,7 @@ constexpr struct {
               {"resnet50", resnet_of<50>},
               {"resnet101", resnet_of<101>},
               {"resnet152", resnet_of<152>},
-              {"wrn28-10", wide_resnet_of<28, 10>}};
+              {"wrn28-10", [](int classes, int channels, int) { return wide_resnet(28, 10, classes, channels); }}};
 
 Make find(const std::string& name) {
   for (auto& model : models)
@@ -136,15 +123,8 @@ Model lenet5(int classes, int channels, int side) {
   return std::make_unique<LeNet5>(classes, channels, side);
 }
 
-Model smallcnn(int classes, int channels, int side) {
-  if (side < 4) refuse("smallcnn: pictures are at least 4 wide, not ", side);
-  return std::make_unique<SmallCnn>(classes, channels, side);
-}
-
-Model smallcnn_bn(int classes, int channels, int side) {
-  if (side < 4) refuse("smallcnn-bn: pictures are at least 4 wide, not ", side);
-  return std::make_unique<SmallCnnBn>(classes, channels, side);
-}
+Model smallcnn(int classes, int channels, int side) { return small("smallcnn", classes, channels, side, false); }
+Model smallcnn_bn(int classes, int channels, int side) { return small("smallcnn-bn", classes, channels, side, true); }
 
 Model make_model(const std::string& name, int classes, int channels, int side) {
   return find(name)(classes, channels, side);

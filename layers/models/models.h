@@ -33,7 +33,7 @@ Model resnet_cifar(int depth, int classes, int channels);
 // instead.
 Model resnet(int depth, int classes, int channels, int side);
 
-// wide_resnet.cpp. Zagoruyko and Komodakis 2016: pre-activation, depth 6n + 4, `width` times the filters 16, 32, 64.
+// Zagoruyko and Komodakis 2016: pre-activation, depth 6n + 4, `width` times the filters 16, 32, 64.
 Model wide_resnet(int depth, int width, int classes, int channels);
 
 }  // namespace tandem

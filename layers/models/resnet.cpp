@@ -1,128 +1,151 @@
-// Residual networks (He et al., Deep Residual Learning for Image Recognition, 2016), in their two forms.
+// Residual networks (He et al., Deep Residual Learning for Image Recognition, 2016), in their two forms, and wide ones
+// (Zagoruyko and Komodakis, 2016).
 #include "layers/layers.h"
 #include "layers/models/models.h"
 
 namespace tandem {
 namespace {
 
-// What x becomes before it is added to a block's result.
-class Shortcut {
- public:
-  enum class Kind { identity, pad, project };
-  // A projection is a child of the block: `down`, which the block has registered.
-  Shortcut(Kind kind, int stride, int widen, Sequential* down)
-      : kind_(kind), stride_(stride), widen_(widen), down_(down) {}
-  Variable operator()(const Variable& x) {
-    switch (kind_) {
-      case Kind::project: return (*down_)(x);
-      case Kind::pad: return pad_shortcut(x, stride_, widen_);
-      default: return x;
-    }
-  }
-
- private:
-  Kind kind_;
-  int stride_, widen_;
-  Sequential* down_;
-};
+// What x becomes before it is added to a block's result, where the width or the size of the picture changes.
+enum class Shortcut { identity, pad, project };
 
 class Block : public Module {
  protected:
-  Shortcut shortcut(Shortcut::Kind kind, int in, int out, int stride) {
-    if (kind != Shortcut::Kind::project) return {kind, stride, (out - in) / 2, nullptr};
-    Sequential& down = child<Sequential>("downsample");
-    down.attach("0", Conv2d::before_norm(in, out, 1, stride));
-    down.add<BatchNorm2d>(out);
-    return {kind, stride, 0, &down};
+  // A convolution and the batch norm behind it: the children conv1 and bn1.
+  struct ConvNorm {
+    Conv2d& conv;
+    BatchNorm2d& norm;
+    Variable operator()(const Variable& x) { return norm(conv(x)); }
+  };
+  ConvNorm conv_norm(const std::string& number, int in, int out, int kernel_size, int stride = 1) {
+    Conv2d& conv = adopt("conv" + number, Conv2d::before_norm(in, out, kernel_size, stride));
+    return {conv, child<BatchNorm2d>("bn" + number, out, true)};
   }
+  // Call it last in the constructor: a projection is a child.
+  void add_shortcut(Shortcut kind, int in, int out, int stride) {
+    stride_ = stride;
+    widen_ = (out - in) / 2;
+    pads_ = kind == Shortcut::pad;
+    if (kind != Shortcut::project) return;
+    down_ = &child<Sequential>("downsample");
+    down_->attach("0", Conv2d::before_norm(in, out, 1, stride));
+    down_->add<BatchNorm2d>(out);
+  }
+  Variable shortcut(const Variable& x) {
+    if (down_) return (*down_)(x);
+    return pads_ ? pad_shortcut(x, stride_, widen_) : x;
+  }
+
+ private:
+  int stride_ = 1, widen_ = 0;
+  bool pads_ = false;
+  Sequential* down_ = nullptr;
 };
 
 // y = relu(bn2(conv2(relu(bn1(conv1(x))))) + shortcut(x)), two 3 × 3.
 class BasicBlock : public Block {
  public:
   static constexpr int expansion = 1;
-  BasicBlock(int in, int width, int stride, Shortcut::Kind kind)
-      : conv1_(adopt("conv1", Conv2d::before_norm(in, width, 3, stride))),
-        bn1_(child<BatchNorm2d>("bn1", width, true)),
-        conv2_(adopt("conv2", Conv2d::before_norm(width, width, 3))),
-        bn2_(child<BatchNorm2d>("bn2", width, true)),
-        shortcut_(shortcut(kind, in, width, stride)) {}
+  static constexpr bool norm_first = false;
+  BasicBlock(int in, int width, int stride, Shortcut kind)
+      : first_(conv_norm("1", in, width, 3, stride)), second_(conv_norm("2", width, width, 3)) {
+    add_shortcut(kind, in, width, stride);
+  }
   Variable forward(const Variable& x) override {
-    Variable y = conv2_(bn1_(conv1_(x)));
-    return bn2_(y, shortcut_(x));
+    Variable y = second_.conv(first_(x));
+    return second_.norm(y, shortcut(x));
   }
 
  private:
-  Conv2d& conv1_;
-  BatchNorm2d& bn1_;
-  Conv2d& conv2_;
-  BatchNorm2d& bn2_;
-  Shortcut shortcut_;
+  ConvNorm first_, second_;
 };
 
 // 1 × 1 to `width`, 3 × 3, 1 × 1 to four times as much; a stride is the 3 × 3's.
 class Bottleneck : public Block {
  public:
   static constexpr int expansion = 4;
-  Bottleneck(int in, int width, int stride, Shortcut::Kind kind)
-      : conv1_(adopt("conv1", Conv2d::before_norm(in, width, 1))),
-        bn1_(child<BatchNorm2d>("bn1", width, true)),
-        conv2_(adopt("conv2", Conv2d::before_norm(width, width, 3, stride))),
-        bn2_(child<BatchNorm2d>("bn2", width, true)),
-        conv3_(adopt("conv3", Conv2d::before_norm(width, expansion * width, 1))),
-        bn3_(child<BatchNorm2d>("bn3", expansion * width, true)),
-        shortcut_(shortcut(kind, in, expansion * width, stride)) {}
+  static constexpr bool norm_first = false;
+  Bottleneck(int in, int width, int stride, Shortcut kind)
+      : first_(conv_norm("1", in, width, 1)),
+        second_(conv_norm("2", width, width, 3, stride)),
+        third_(conv_norm("3", width, expansion * width, 1)) {
+    add_shortcut(kind, in, expansion * width, stride);
+  }
   Variable forward(const Variable& x) override {
-    Variable y = bn2_(conv2_(bn1_(conv1_(x))));
-    return bn3_(conv3_(y), shortcut_(x));
+    Variable y = third_.conv(second_(first_(x)));
+    return third_.norm(y, shortcut(x));
   }
 
  private:
-  Conv2d& conv1_;
-  BatchNorm2d& bn1_;
-  Conv2d& conv2_;
-  BatchNorm2d& bn2_;
-  Conv2d& conv3_;
-  BatchNorm2d& bn3_;
-  Shortcut shortcut_;
+  ConvNorm first_, second_, third_;
 };
 
-enum class Stem { small, imagenet };  // 3 × 3; 7 × 7 with stride 2, then a max pool 3 × 3 with stride 2
+// z = relu(bn1(x)), y = conv2(relu(bn2(conv1(z)))) + x. Where the width or the picture changes, a 1 × 1 of z takes the
+// place of x.
+class WideBlock : public Module {
+ public:
+  static constexpr int expansion = 1;
+  static constexpr bool norm_first = true;
+  WideBlock(int in, int out, int stride, Shortcut kind)
+      : bn1_(child<BatchNorm2d>("bn1", in, true)),
+        conv1_(adopt("conv1", Conv2d::before_norm(in, out, 3, stride))),
+        bn2_(child<BatchNorm2d>("bn2", out, true)),
+        conv2_(adopt("conv2", Conv2d::before_norm(out, out, 3))) {
+    if (kind == Shortcut::project) downsample_ = &adopt("downsample", Conv2d::before_norm(in, out, 1, stride));
+  }
+  Variable forward(const Variable& x) override {
+    Variable z = bn1_(x);
+    Variable y = conv2_(bn2_(conv1_(z)));
+    return y + (downsample_ ? (*downsample_)(z) : x);
+  }
 
+ private:
+  BatchNorm2d& bn1_;
+  Conv2d& conv1_;
+  BatchNorm2d& bn2_;
+  Conv2d& conv2_;
+  Conv2d* downsample_ = nullptr;
+};
+
+// A stem, stages of blocks B, the mean over the picture and a Linear.
 template <class B>
 class ResNet : public Module {
  public:
-  // blocks of each stage; widths of each stage; every stage but the first halves the picture.
-  ResNet(int classes, int channels, Stem stem, const std::vector<int>& blocks, const std::vector<int>& widths,
-         Shortcut::Kind widening)
-      : pool_(stem == Stem::imagenet),
-        conv1_(adopt("conv1", pool_ ? Conv2d::before_norm(channels, widths[0], 7, 2)
-                                    : Conv2d::before_norm(channels, widths[0], 3))),
-        bn1_(child<BatchNorm2d>("bn1", widths[0], !pool_)) {
-    int in = widths[0];
+  // Every stage but the first halves the picture. large: the stem is 7 × 7 with stride 2 and a max pool 3 × 3 with
+  // stride 2, otherwise 3 × 3 to `stem` channels. Where the blocks begin with a norm, one ends the stages.
+  ResNet(int classes, int channels, bool large, int stem, const std::vector<int>& blocks,
+         const std::vector<int>& widths, Shortcut widening)
+      : large_(large),
+        conv1_(adopt("conv1",
+                     large ? Conv2d::before_norm(channels, stem, 7, 2) : Conv2d::before_norm(channels, stem, 3))) {
+    int in = stem;
+    if (!B::norm_first) bn1_ = &child<BatchNorm2d>("bn1", in, !large);
     for (std::size_t stage = 0; stage < blocks.size(); stage++) {
       Sequential& layer = child<Sequential>("layer" + std::to_string(stage + 1));
       const int out = B::expansion * widths[stage];
       for (int b = 0; b < blocks[stage]; b++) {
         const int stride = b == 0 && stage > 0 ? 2 : 1;
-        layer.add<B>(in, widths[stage], stride, stride > 1 || in != out ? widening : Shortcut::Kind::identity);
+        layer.add<B>(in, widths[stage], stride, stride > 1 || in != out ? widening : Shortcut::identity);
         in = out;
       }
       stages_.push_back(&layer);
     }
+    if (B::norm_first) bn1_ = &child<BatchNorm2d>("bn1", in, true);
     fc_ = &child<Linear>("fc", in, classes);
   }
   Variable forward(const Variable& x) override {
-    Variable y = bn1_(conv1_(x));
-    if (pool_) y = max_pool2d(y, {.kernel_size = 3, .stride = 2, .padding = 1, .relu = true});
+    Variable y = conv1_(x);
+    if (!B::norm_first) y = (*bn1_)(y);
+    if (large_) y = max_pool2d(y, {.kernel_size = 3, .stride = 2, .padding = 1, .relu = true});
     for (Sequential* stage : stages_) y = (*stage)(y);
+    if (B::norm_first) y = (*bn1_)(y);
     return (*fc_)(global_average_pool(y));
   }
 
  private:
-  bool pool_;
+  bool large_;
   Conv2d& conv1_;
-  BatchNorm2d& bn1_;
+  BatchNorm2d* bn1_;
   std::vector<Sequential*> stages_;
   Linear* fc_;
 };
@@ -131,15 +154,14 @@ class ResNet : public Module {
 
 Model resnet_cifar(int depth, int classes, int channels) {
   require(depth >= 8 && depth % 6 == 2, "resnet_cifar: the depth is 6n + 2, not ", depth);
-  const int n = (depth - 2) / 6;
-  return std::make_unique<ResNet<BasicBlock>>(classes, channels, Stem::small, std::vector{n, n, n},
-                                              std::vector{16, 32, 64}, Shortcut::Kind::pad);
+  return std::make_unique<ResNet<BasicBlock>>(classes, channels, false, 16, std::vector(3, (depth - 2) / 6),
+                                              std::vector{16, 32, 64}, Shortcut::pad);
 }
 
 Model resnet(int depth, int classes, int channels, int side) {
   auto of = [&]<class B>(const std::vector<int>& blocks) -> Model {
-    return std::make_unique<ResNet<B>>(classes, channels, side >= 64 ? Stem::imagenet : Stem::small, blocks,
-                                       std::vector{64, 128, 256, 512}, Shortcut::Kind::project);
+    return std::make_unique<ResNet<B>>(classes, channels, side >= 64, 64, blocks, std::vector{64, 128, 256, 512},
+                                       Shortcut::project);
   };
   switch (depth) {
     case 18: return of.operator()<BasicBlock>({2, 2, 2, 2});
@@ -149,6 +171,13 @@ Model resnet(int depth, int classes, int channels, int side) {
     case 152: return of.operator()<Bottleneck>({3, 8, 36, 3});
     default: fail("resnet: the depth is 18, 34, 50, 101 or 152, not ", depth);
   }
+}
+
+Model wide_resnet(int depth, int width, int classes, int channels) {
+  require(depth >= 10 && depth % 6 == 4 && width >= 1,
+          "wide_resnet: the depth is 6n + 4 and the width at least 1, not ", depth, " and ", width);
+  return std::make_unique<ResNet<WideBlock>>(classes, channels, false, 16, std::vector(3, (depth - 4) / 6),
+                                             std::vector{16 * width, 32 * width, 64 * width}, Shortcut::project);
 }
 
 }  // namespace tandem

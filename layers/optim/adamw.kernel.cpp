@@ -42,25 +42,14 @@ struct UpdateAdamW {
 
 }  // namespace
 
-AdamW::AdamW(const AdamWOptions& options)
-    : Optimizer(options.learning_rate, options.weight_decay, options.decay_everything), options_(options) {
-  require(options.beta1 >= 0 && options.beta1 < 1 && options.beta2 >= 0 && options.beta2 < 1, "AdamW: the betas ",
-          options.beta1, " and ", options.beta2, " must be at least 0 and below 1");
-  require(options.epsilon > 0 && std::isfinite(options.epsilon), "AdamW: epsilon ", options.epsilon,
-          " must be finite and positive");
+AdamW::AdamW(const AdamWOptions& o)
+    : Optimizer(o.learning_rate, o.weight_decay, o.decay_everything, {"moment", "square"}), options_(o) {
+  require(o.beta1 >= 0 && o.beta1 < 1 && o.beta2 >= 0 && o.beta2 < 1, "AdamW: the betas ", o.beta1, " and ", o.beta2,
+          " must be at least 0 and below 1");
+  positive("AdamW: epsilon", o.epsilon);
 }
 
-void AdamW::allocate() {
-  auto zeros = [&](std::int64_t n) { return Tensor::zeros(flat_->backend(), {n}, flat_->values.dtype()); };
-  moment_ = zeros(flat_->numel());
-  square_ = zeros(flat_->numel());
-  corrections_ = zeros(2);
-}
-
-std::vector<std::pair<std::string, Tensor>> AdamW::vectors() const {
-  check_bound();
-  return {{"moment", moment_}, {"square", square_}};
-}
+void AdamW::allocate() { corrections_ = Tensor::zeros(flat_->backend(), {2}, flat_->values.dtype()); }
 
 void AdamW::apply(Range range) {
   check_range(range);
@@ -72,7 +61,7 @@ void AdamW::apply(Range range) {
           *flat_, range,
           UpdateAdamW<T, decoupled>{device_state(), rates_.data<float>(), T(options_.beta1), T(options_.beta2),
                                     T(options_.epsilon), corrections_.data<T>(), flat_->gradients.data<T>(),
-                                    flat_->values.write<T>(), moment_.write<T>(), square_.write<T>()});
+                                    flat_->values.write<T>(), vector<T>(0), vector<T>(1)});
     };
     options_.decoupled ? run.template operator()<true>() : run.template operator()<false>();
   });

@@ -48,11 +48,9 @@ struct UpdateLARS {
 
 }  // namespace
 
-LARS::LARS(const LARSOptions& options) : Optimizer(options.learning_rate, options.weight_decay), options_(options) {
-  require(options.momentum >= 0 && options.momentum < 1, "LARS: momentum ", options.momentum,
-          " must be at least 0 and below 1");
-  require(options.trust > 0 && std::isfinite(options.trust), "LARS: the trust coefficient ", options.trust,
-          " must be finite and positive");
+LARS::LARS(const LARSOptions& o) : Optimizer(o.learning_rate, o.weight_decay, false, {"velocity"}), options_(o) {
+  below_one("LARS: momentum", o.momentum);
+  positive("LARS: the trust coefficient", o.trust);
 }
 
 void LARS::allocate() {
@@ -72,12 +70,6 @@ void LARS::allocate() {
   adaptive_ = Tensor::of(backend, {blocks}, parameter, DType::i32);
   partial_ = Tensor::zeros(backend, {blocks, 2}, dtype);
   sums_ = Tensor::zeros(backend, {1 + 2 * count}, dtype);
-  velocity_ = Tensor::zeros(backend, {flat_->numel()}, dtype);
-}
-
-std::vector<std::pair<std::string, Tensor>> LARS::vectors() const {
-  check_bound();
-  return {{"velocity", velocity_}};
 }
 
 void LARS::measure(Range range, bool add) {
@@ -101,7 +93,7 @@ void LARS::apply(Range range) {
     update_blocks(*flat_, range,
                   UpdateLARS<T>{device_state(), rates_.data<float>(), adaptive_.data<std::int32_t>(), sums_.data<T>(),
                                 T(options_.trust), T(options_.momentum), flat_->gradients.data<T>(),
-                                flat_->values.write<T>(), velocity_.write<T>()});
+                                flat_->values.write<T>(), vector<T>(0)});
   });
 }
 

@@ -40,11 +40,10 @@ enum class IfNotFinite {
 
 class Optimizer {
  public:
-  // weight_decay: not on batch norm parameters and biases, unless decay_everything.
-  explicit Optimizer(double rate, double weight_decay = 0, bool decay_everything = false)
-      : weight_decay_(not_negative("the weight decay", weight_decay)), decay_everything_(decay_everything) {
-    learning_rate(rate);
-  }
+  // weight_decay: not on batch norm parameters and biases, unless decay_everything. vectors: the names of the vectors
+  // beside the parameters that the update reads and writes.
+  explicit Optimizer(double rate, double weight_decay = 0, bool decay_everything = false,
+                     std::vector<std::string> vectors = {});
   virtual ~Optimizer() = default;
   virtual std::string name() const = 0;  // as in --optimizer: "sgd"
 
@@ -100,14 +99,19 @@ class Optimizer {
   void clear_not_finite();
   double gradient_norm() const;  // of the last step, before clipping; waits for the device
 
-  // The state that checkpoints store: vectors as long as the parameter vector, and from read_state() the numbers of
-  // applied and skipped steps and the loss scale with its counter. The scale is restored only if loss scaling was on
-  // when it was saved and is on now.
-  virtual std::vector<std::pair<std::string, Tensor>> vectors() const = 0;
+  // The state that checkpoints store: vectors as long as the parameter vector (zero after bind()), and from
+  // read_state() the numbers of applied and skipped steps and the loss scale with its counter. The scale is restored
+  // only if loss scaling was on when it was saved and is on now.
+  const std::vector<std::pair<std::string, Tensor>>& vectors() const;
   void resume_at(const StepState& then);
 
  protected:
-  virtual void allocate() = 0;
+  virtual void allocate() {}  // called by bind(): further state
+  // The i-th vector, for the update; null if there are fewer.
+  template <class T>
+  T* vector(std::size_t i) {
+    return i < vectors_.size() ? vectors_[i].second.template write<T>() : nullptr;
+  }
   FlatParameters* flat_ = nullptr;
   Tensor rates_;  // f32 [elements/64, 2]: learning-rate scale and weight decay of each block of 64
 
@@ -119,6 +123,9 @@ class Optimizer {
   void check_bound() const;
   // value, or throws Error: "the weight decay -1 must be finite and at least 0".
   static double not_negative(const char* what, double value);
+  // The same for the options of a derived class: "SGD: momentum 1 must be at least 0 and below 1".
+  static void below_one(const char* what, double value);
+  static void positive(const char* what, double value);
   const StepState* device_state() const { return reinterpret_cast<const StepState*>(state_.raw()); }
 
   Tensor state_, sums_;
@@ -127,6 +134,7 @@ class Optimizer {
   void check_clip() const;
   double weight_decay_, learning_rate_ = 0, samples_ = 1, ranks_ = 1;
   bool decay_everything_, measured_ = false;
+  std::vector<std::pair<std::string, Tensor>> vectors_;
   StepState host_;       // its first fields: the values sent to the device,
   bool staged_ = false;  // or, if true, still to be sent
 };
@@ -147,15 +155,9 @@ class SGD : public Optimizer {
   void apply(Range range) override;
   void finish_gradients(Range range) override;
   const SGDOptions& options() const { return options_; }
-  const Tensor& velocity() const { return velocity_; }
-  std::vector<std::pair<std::string, Tensor>> vectors() const override;
-
- protected:
-  void allocate() override;
 
  private:
   SGDOptions options_;
-  Tensor velocity_;
 };
 
 // Adam with decoupled weight decay (Loshchilov and Hutter 2019), as in PyTorch: w −= lr·wd·w; m = β₁·m + (1−β₁)·g;
@@ -172,14 +174,12 @@ class AdamW : public Optimizer {
   explicit AdamW(const AdamWOptions& options);
   std::string name() const override { return options_.decoupled ? "adamw" : "adam"; }
   void apply(Range range) override;
-  std::vector<std::pair<std::string, Tensor>> vectors() const override;
 
  protected:
   void allocate() override;
 
  private:
   AdamWOptions options_;
-  Tensor moment_, square_;
   Tensor corrections_;  // 1/(1−β₁ᵗ), 1/√(1−β₂ᵗ)
 };
 
@@ -208,14 +208,9 @@ class RMSprop : public Optimizer {
   explicit RMSprop(const RMSpropOptions& options);
   std::string name() const override { return "rmsprop"; }
   void apply(Range range) override;
-  std::vector<std::pair<std::string, Tensor>> vectors() const override;
-
- protected:
-  void allocate() override;
 
  private:
   RMSpropOptions options_;
-  Tensor square_, velocity_;
 };
 
 // Layer-wise adaptive rates for large batches (You, Gitman and Ginsburg 2017): the step of every weight tensor is
@@ -232,14 +227,12 @@ class LARS : public Optimizer {
   std::string name() const override { return "lars"; }
   void measure(Range range, bool add) override;  // sums(): Σ‖g‖², then ‖w‖² and ‖g‖² of every segment
   void apply(Range range) override;
-  std::vector<std::pair<std::string, Tensor>> vectors() const override;
 
  protected:
   void allocate() override;
 
  private:
   LARSOptions options_;
-  Tensor velocity_;
   Tensor bounds_;    // i32 [segments, 2]: first block of 64, and one past the last
   Tensor adaptive_;  // i32 [elements/64]: the segment of each block, −1 where λ = 1
   Tensor partial_;   // [elements/64, 2]: Σw², Σg² of each block

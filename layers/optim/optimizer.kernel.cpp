@@ -89,6 +89,12 @@ struct WholeGradient {  // what UpdateSGD begins with
 
 }  // namespace
 
+Optimizer::Optimizer(double rate, double weight_decay, bool decay_everything, std::vector<std::string> vectors)
+    : weight_decay_(not_negative("the weight decay", weight_decay)), decay_everything_(decay_everything) {
+  learning_rate(rate);
+  for (std::string& name : vectors) vectors_.emplace_back(std::move(name), Tensor());
+}
+
 void Optimizer::bind(FlatParameters& flat, std::uint64_t seed) {
   MemoryUse use(Use::optimizer);
   flat_ = &flat;
@@ -116,6 +122,7 @@ void Optimizer::bind(FlatParameters& flat, std::uint64_t seed) {
     host_.loss_scale = first;
   }
   backend.upload(state_.raw_write(), &host_, sizeof host_);
+  for (auto& [name, vector] : vectors_) vector = Tensor::zeros(backend, {flat.numel()}, flat.values.dtype());
   allocate();
   sync_hyperparameters();
 }
@@ -125,6 +132,19 @@ void Optimizer::check_bound() const { require(flat_ != nullptr, "the optimizer i
 double Optimizer::not_negative(const char* what, double value) {
   require(std::isfinite(static_cast<float>(value)) && value >= 0, what, " ", value, " must be finite and at least 0");
   return value;
+}
+
+void Optimizer::below_one(const char* what, double value) {
+  require(value >= 0 && value < 1, what, " ", value, " must be at least 0 and below 1");
+}
+
+void Optimizer::positive(const char* what, double value) {
+  require(value > 0 && std::isfinite(value), what, " ", value, " must be finite and positive");
+}
+
+const std::vector<std::pair<std::string, Tensor>>& Optimizer::vectors() const {
+  check_bound();
+  return vectors_;
 }
 
 void Optimizer::check_clip() const {
@@ -269,21 +289,12 @@ void Optimizer::check_range(Range range) const {
 }
 
 // ---- SGD ------------------------------------------------------------------------------------------------------------
-SGD::SGD(const SGDOptions& options)
-    : Optimizer(options.learning_rate, options.weight_decay, options.decay_everything), options_(options) {
-  require(options.momentum >= 0 && options.momentum < 1, "SGD: momentum ", options.momentum,
-          " must be at least 0 and below 1");
-  require(!options.nesterov || options.momentum > 0, "SGD: Nesterov needs a momentum");
-}
-
-void SGD::allocate() {
-  if (options_.momentum > 0) velocity_ = Tensor::zeros(flat_->backend(), {flat_->numel()}, flat_->values.dtype());
-}
-
-std::vector<std::pair<std::string, Tensor>> SGD::vectors() const {
-  check_bound();
-  if (!velocity_.defined()) return {};
-  return {{"velocity", velocity_}};
+SGD::SGD(const SGDOptions& o)
+    : Optimizer(o.learning_rate, o.weight_decay, o.decay_everything,
+                o.momentum > 0 ? std::vector<std::string>{"velocity"} : std::vector<std::string>{}),
+      options_(o) {
+  below_one("SGD: momentum", o.momentum);
+  require(!o.nesterov || o.momentum > 0, "SGD: Nesterov needs a momentum");
 }
 
 void SGD::finish_gradients(Range range) {
@@ -304,7 +315,7 @@ void SGD::apply(Range range) {
                 static_cast<float>(options_.momentum),
                 flat_->gradients.data<T>(),
                 flat_->values.write<T>(),
-                velocity_.defined() ? velocity_.write<T>() : nullptr};
+                vector<T>(0)};
       update_blocks(*flat_, range, update);
     };
     if (options_.nesterov)

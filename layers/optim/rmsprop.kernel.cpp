@@ -26,35 +26,23 @@ struct UpdateRMSprop {
 
 }  // namespace
 
-RMSprop::RMSprop(const RMSpropOptions& options)
-    : Optimizer(options.learning_rate, options.weight_decay, options.decay_everything), options_(options) {
-  require(options.alpha >= 0 && options.alpha < 1 && options.momentum >= 0 && options.momentum < 1, "RMSprop: alpha ",
-          options.alpha, " and momentum ", options.momentum, " must be at least 0 and below 1");
-  require(options.epsilon > 0 && std::isfinite(options.epsilon), "RMSprop: epsilon ", options.epsilon,
-          " must be finite and positive");
-}
-
-void RMSprop::allocate() {
-  square_ = Tensor::like(flat_->values);
-  square_.fill(0);
-  if (options_.momentum > 0) velocity_ = square_.clone();
-}
-
-std::vector<std::pair<std::string, Tensor>> RMSprop::vectors() const {
-  check_bound();
-  if (!velocity_.defined()) return {{"square", square_}};
-  return {{"square", square_}, {"velocity", velocity_}};
+RMSprop::RMSprop(const RMSpropOptions& o)
+    : Optimizer(o.learning_rate, o.weight_decay, o.decay_everything,
+                o.momentum > 0 ? std::vector<std::string>{"square", "velocity"} : std::vector<std::string>{"square"}),
+      options_(o) {
+  require(o.alpha >= 0 && o.alpha < 1 && o.momentum >= 0 && o.momentum < 1, "RMSprop: alpha ", o.alpha,
+          " and momentum ", o.momentum, " must be at least 0 and below 1");
+  positive("RMSprop: epsilon", o.epsilon);
 }
 
 void RMSprop::apply(Range range) {
   check_range(range);
   dispatch_wide(flat_->values.dtype(), "RMSprop", [&]<class T> {
     auto run = [&]<bool momentum> {
-      update_blocks(
-          *flat_, range,
-          UpdateRMSprop<T, momentum>{device_state(), rates_.data<float>(), T(options_.alpha), T(options_.epsilon),
-                                     T(options_.momentum), flat_->gradients.data<T>(), flat_->values.write<T>(),
-                                     square_.write<T>(), momentum ? velocity_.write<T>() : nullptr});
+      update_blocks(*flat_, range,
+                    UpdateRMSprop<T, momentum>{device_state(), rates_.data<float>(), T(options_.alpha),
+                                               T(options_.epsilon), T(options_.momentum), flat_->gradients.data<T>(),
+                                               flat_->values.write<T>(), vector<T>(0), vector<T>(1)});
     };
     options_.momentum > 0 ? run.template operator()<true>() : run.template operator()<false>();
   });

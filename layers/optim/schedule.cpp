@@ -1,6 +1,8 @@
 #include "layers/optim/schedule.h"
 
+#include <algorithm>
 #include <cmath>
+#include <functional>
 #include <numbers>
 #include <sstream>
 
@@ -46,56 +48,41 @@ Schedule Schedule::parse(const std::string& text) {
   Schedule s;
   std::string rest = text;
   if (rest.starts_with("warmup:")) {
-    std::size_t plus = rest.find('+');
+    const std::size_t plus = rest.find('+');
     require(plus != std::string::npos, "schedule '", text, "': warmup:EPOCHS+SCHEDULE");
     s.warmup = number(rest.substr(7, plus - 7), text);
     rest = rest.substr(plus + 1);
   }
   if (rest == "constant") return s;
-  if (rest == "cosine") {
-    s.kind = Kind::cosine;
+  if (rest == "cosine" || (rest == "one-cycle" && s.warmup == 0)) {
+    s.kind = rest == "cosine" ? Kind::cosine : Kind::one_cycle;
     return s;
   }
-  if (rest == "one-cycle" && s.warmup == 0) {
-    s.kind = Kind::one_cycle;
-    return s;
+  if (!rest.starts_with("step:"))
+    fail("no schedule '", text,
+         "': constant, cosine, one-cycle, step:30:0.1, step:100,150:0.1, or warmup:5+ before one of them ",
+         "(one-cycle warms up itself)");
+  s.kind = Kind::step;
+  std::string list = rest.substr(5);
+  if (const std::size_t colon = list.find(':'); colon != std::string::npos) {
+    s.gamma = number(list.substr(colon + 1), text);
+    list = list.substr(0, colon);
   }
-  if (rest.starts_with("step:")) {
-    s.kind = Kind::step;
-    std::string list = rest.substr(5);
-    if (std::size_t colon = list.find(':'); colon != std::string::npos) {
-      s.gamma = number(list.substr(colon + 1), text);
-      list = list.substr(0, colon);
-    }
-    std::istringstream in(list);
-    for (std::string item; std::getline(in, item, ',');) s.milestones.push_back(number(item, text));
-    for (std::size_t i = 1; i < s.milestones.size(); i++)
-      require(s.milestones[i] > s.milestones[i - 1], "schedule '", text, "': its epochs must rise");
-    require(!s.milestones.empty() && !list.ends_with(','), "schedule '", text, "': step:EPOCHS[:GAMMA]");
-    if (s.milestones.size() == 1) {
-      s.every = s.milestones[0];
-      s.milestones.clear();
-    }
-    return s;
+  std::istringstream in(list);
+  for (std::string item; std::getline(in, item, ',');) s.milestones.push_back(number(item, text));
+  require(std::adjacent_find(s.milestones.begin(), s.milestones.end(), std::greater_equal()) == s.milestones.end(),
+          "schedule '", text, "': its epochs must rise");
+  require(!s.milestones.empty() && !list.ends_with(','), "schedule '", text, "': step:EPOCHS[:GAMMA]");
+  if (s.milestones.size() == 1) {
+    s.every = s.milestones[0];
+    s.milestones.clear();
   }
-  fail("no schedule '", text,
-       "': constant, cosine, one-cycle, step:30:0.1, step:100,150:0.1, or warmup:5+ before one of them ",
-       "(one-cycle warms up itself)");
-}
-
-std::optional<RateScale> rate_scale_in(const std::string& text) {
-  for (RateScale s : {RateScale::none, RateScale::square_root, RateScale::linear, RateScale::clipped})
-    if (text == name_of(s)) return s;
-  return {};
+  return s;
 }
 
 const char* name_of(RateScale scale) {
-  switch (scale) {
-    case RateScale::none: return "none";
-    case RateScale::square_root: return "sqrt";
-    case RateScale::linear: return "linear";
-    default: return "clipped";
-  }
+  static constexpr const char* names[] = {"none", "sqrt", "linear", "clipped"};
+  return names[static_cast<int>(scale)];
 }
 
 double scaled(RateScale scale, double rate, int n) {

@@ -1,6 +1,5 @@
 // Learning-rate schedules: a factor on the base learning rate as a function of the progress of the run.
 #pragma once
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -32,8 +31,7 @@ enum class RateScale {
             // most four times as long as the step of the unscaled rate with a gradient of norm 1
 };
 inline double clip_of(RateScale scale, int n) { return scale == RateScale::clipped ? 4.0 / n : 0; }
-std::optional<RateScale> rate_scale_in(const std::string& text);  // "none", "sqrt", "linear", "clipped"
-const char* name_of(RateScale scale);
+const char* name_of(RateScale scale);  // "none", "sqrt", "linear", "clipped"
 double scaled(RateScale scale, double rate, int n);
 
 }  // namespace tandem

@@ -40,6 +40,25 @@ void read(const SafetensorsFile& file, const std::string& name, Part& into) {
   file.read_part(name, into.slice.offset(into.whole), into.tensor);
 }
 
+// The numbers of a position, and of f16's loss scale, with their names in a file: f(name, number) for each.
+void each_number(auto& position, const auto& f) {
+  f("epoch", position.epoch);
+  f("batch", position.batch);
+  f("batches", position.batches);
+  f("step", position.step);
+  f("loss", position.running_sums.loss);
+  f("correct", position.running_sums.correct);
+  f("samples", position.running_sums.samples);
+  f("best epoch", position.best_epoch);
+  f("best", position.best.first);
+  f("best, second", position.best.second);
+}
+void each_number_of_scale(auto&& state, const auto& f) {
+  f("loss scale", state.loss_scale);
+  f("steps at this scale", state.unscaled_steps);
+  f("skipped steps", state.skipped);
+}
+
 StrategyState state_of(Strategy* strategy, StrategyState state = {}) {
   if (strategy) strategy->saved(state);
   return state;
@@ -87,39 +106,28 @@ class Opened {
     if (found == file.metadata().end()) refuse(file.path().string(), ": lacks '", key, "' in its metadata");
     return found->second;
   }
-  std::int64_t whole(const std::string& key) const {
+  template <class T>
+  void read(const std::string& key, T& into) const {
     const std::string& t = text(key);
-    const auto v = parsed<std::int64_t>(t);
-    if (!v || *v < 0) refuse(file.path().string(), ": '", key, "' is '", t, "', expected a whole number");
-    return *v;
-  }
-  double real(const std::string& key) const {
-    const std::string& t = text(key);
-    const auto v = parsed<double>(t);
-    if (!v) refuse(file.path().string(), ": '", key, "' is '", t, "', expected a number");
-    return *v;
+    const auto v = parsed<T>(t);
+    constexpr bool real = std::is_floating_point_v<T>;
+    if (!v || (!real && *v < 0))
+      refuse(file.path().string(), ": '", key, "' is '", t, "', expected a ", real ? "number" : "whole number");
+    into = *v;
   }
   RunPosition position() const {
     RunPosition at;
-    at.epoch = whole("epoch");
-    at.batch = whole("batch");
-    at.batches = whole("batches");
-    at.step = whole("step");
-    at.running_sums = {real("loss"), real("correct"), real("samples")};
+    each_number(at, [&](const char* key, auto& number) { read(key, number); });
     if (file.metadata().count("run")) at.run = text("run");
     at.ended = file.metadata().count("ended") != 0;
-    at.best_epoch = whole("best epoch");
-    at.best = {real("best"), real("best, second")};
     return at;
   }
   // `s` as it was then; without f16 no step was skipped, and older files do not hold the scale.
   StepState state(StepState s) const {
-    if (file.metadata().count("loss scale")) {
-      s.loss_scale = float(real("loss scale"));
-      s.unscaled_steps = std::int32_t(whole("steps at this scale"));
-      s.skipped = std::uint64_t(whole("skipped steps"));
-    }
-    s.step = std::uint64_t(whole("step")) - s.skipped;
+    if (file.metadata().count("loss scale"))
+      each_number_of_scale(s, [&](const char* key, auto& number) { read(key, number); });
+    read("step", s.step);
+    s.step -= s.skipped;
     return s;
   }
   std::map<std::string, std::string> strategy_texts() const {
@@ -155,23 +163,15 @@ static std::map<std::string, std::string> metadata_of(const Training& training, 
   std::map<std::string, std::string> m{{"format", checkpoint_format},
                                        {"version", version},
                                        {"layout", hex(training.flat.layout_hash(OwnerClass::replicated))},
-                                       {"optimizer", training.optimizer.name()},
-                                       {"epoch", std::to_string(at.epoch)},
-                                       {"batch", std::to_string(at.batch)},
-                                       {"batches", std::to_string(at.batches)},
-                                       {"step", std::to_string(at.step)},
-                                       {"loss", digits(at.running_sums.loss, 17)},
-                                       {"correct", digits(at.running_sums.correct, 17)},
-                                       {"samples", digits(at.running_sums.samples, 17)},
-                                       {"best epoch", std::to_string(at.best_epoch)},
-                                       {"best", digits(at.best.first, 17)},
-                                       {"best, second", digits(at.best.second, 17)}};
-  if (training.optimizer.loss_scaling) {
-    const StepState state = training.optimizer.read_state();
-    m["loss scale"] = digits(state.loss_scale, 17);
-    m["steps at this scale"] = std::to_string(state.unscaled_steps);
-    m["skipped steps"] = std::to_string(state.skipped);
-  }
+                                       {"optimizer", training.optimizer.name()}};
+  auto put = [&](const char* key, const auto& number) {
+    if constexpr (std::is_floating_point_v<std::decay_t<decltype(number)>>)
+      m[key] = digits(number, 17);
+    else
+      m[key] = std::to_string(number);
+  };
+  each_number(at, put);
+  if (training.optimizer.loss_scaling) each_number_of_scale(training.optimizer.read_state(), put);
   for (const auto& [name, text] : state_of(training.strategy).texts) m[of_strategy + name] = text;
   if (!at.run.empty()) m["run"] = at.run;
   if (at.ended) m["ended"] = "no better validation";

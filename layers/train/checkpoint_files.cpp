@@ -1,4 +1,4 @@
-#include "layers/train/checkpoint_files.h"
+#include "layers/train/checkpoint.h"
 
 #include <filesystem>
 

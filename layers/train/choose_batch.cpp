@@ -39,21 +39,76 @@ GradientNoise noise_of(const Options& o, const Dataset& data, Backend& backend, 
                        int(std::clamp<std::int64_t>(data.train.count() / pictures, 2, most)));
 }
 
-// Linear scaling rises over five epochs, or a tenth of a shorter run, as fit() does when the batch grows with the
-// ranks.
-std::string with_warm_up(const Options& o) {
+void choose_rate(Tuned& t, const Options& o, const TuneRequest& request) {
+  t.batch = t.rows[t.best].batch * (request.tuner.exchange.server ? 1 : request.tuner.exchange.ranks);
+  const double base = double(request.base_batch), times = double(t.batch) / base;
+  t.rate = matched_rate(request.rule, o.learning_rate, times, base, t.noise.value_or(GradientNoise{}));
+  t.schedule = o.schedule;
+  // Linear scaling rises over five epochs, or a tenth of a shorter run, as fit() does when the batch grows with the
+  // ranks.
   const Schedule given = Schedule::parse(o.schedule);
-  if (given.warmup > 0 || given.kind == Schedule::Kind::one_cycle) return o.schedule;
-  return "warmup:" + digits(std::min(5.0, o.fit.epochs / 10.0), 3) + "+" + o.schedule;
+  if (request.rule == RateRule::linear && times > 1 && given.warmup == 0 && given.kind != Schedule::Kind::one_cycle)
+    t.schedule = "warmup:" + digits(std::min(5.0, o.fit.epochs / 10.0), 3) + "+" + o.schedule;
 }
 
-void choose_rate(Tuned& t, const Options& o, const TuneRequest& request) {
-  const int ranks = request.tuner.exchange.server ? 1 : request.tuner.exchange.ranks;
-  t.batch = t.rows[t.best].batch * ranks;
-  const double times = double(t.batch) / double(request.base_batch);
-  t.rate =
-      matched_rate(request.rule, o.learning_rate, times, double(request.base_batch), t.noise.value_or(GradientNoise{}));
-  t.schedule = request.rule == RateRule::linear && times > 1 ? with_warm_up(o) : o.schedule;
+// ---- what was predicted, as lines of metrics ------------------------------------------------------------------------
+MetricFields line_of(const TunedBatch& b) {
+  MetricFields line{{"event", "minibatch"}, {"minibatch", b.batch}};
+  if (!b.fits()) {
+    line.push_back({"least", std::int64_t(b.least)});
+    return line;
+  }
+  const Forecast& f = b.choice.forecast;
+  line.insert(line.end(), {{"peak", std::int64_t(f.peak)},
+                           {"swapped", std::int64_t(f.swapped)},
+                           {"recomputed", std::int64_t(f.recomputed)},
+                           {"seconds", f.seconds},
+                           {"stall", f.stall},
+                           {"exposed", b.exposed},
+                           {"sample_seconds", b.per_sample()}});
+  if (b.measured) line.push_back({"measured_sample_seconds", (*b.measured + b.exposed) / double(b.batch)});
+  return line;
+}
+
+// Bytes in each event of the saved tensors with this fate that are there whatever the copies do.
+std::vector<double> held(const TunedBatch& b, Fate fate) {
+  const std::size_t events = b.record.events.size();
+  std::vector<double> bytes(events);
+  for (std::size_t i = 0; i < b.record.saved.size(); i++) {
+    const SavedRecord& s = b.record.saved[i];
+    if (s.saved < 0 || b.choice.fates[i] != fate) continue;
+    const int end = s.gone < 0 ? int(events) - 1 : s.gone, read = b.choice.forecast.read_at[i];
+    for (int e = s.saved + 1; e <= end; e++)
+      if (fate == Fate::keep || e <= std::max(s.free_at, s.last_used) || e >= read)
+        bytes[std::size_t(e)] += double(s.bytes);
+  }
+  return bytes;
+}
+
+void add_memory(const TunedBatch& b, std::vector<MetricFields>& lines) {
+  const std::vector<double> kept = held(b, Fate::keep), recomputed = held(b, Fate::recompute);
+  for (std::size_t e = 0; e < b.choice.forecast.live.size(); e++) {
+    const double all = double(b.choice.forecast.live[e]), rest = std::min(all, double(b.record.events[e].base));
+    const double with_kept = std::min(all, rest + kept[e]), with_recomputed = std::min(all, with_kept + recomputed[e]);
+    lines.push_back({{"event", "memory"},
+                     {"seconds", b.record.events[e].seconds},
+                     {"rest", std::int64_t(rest)},
+                     {"kept", std::int64_t(with_kept - rest)},
+                     {"recomputed", std::int64_t(with_recomputed - with_kept)},
+                     {"swapped", std::int64_t(all - with_recomputed)}});
+  }
+}
+
+// Budgets from the least to what needs no plan.
+void add_budgets(const TunedBatch& b, MemoryMeans means, const std::string& name, std::vector<MetricFields>& lines) {
+  const double least = double(smallest_budget(b.record, means)), most = double(peak_kept(b.record));
+  for (int k = 0; k <= 10; k++) {
+    const auto budget = std::size_t(std::ceil(least + (most - least) * k / 10));
+    const MemoryChoice c = choose_memory(b.record, budget, means);
+    if (!c.fits) continue;
+    lines.push_back(
+        {{"event", "budget"}, {"means", name}, {"budget", std::int64_t(budget)}, {"seconds", c.forecast.seconds}});
+  }
 }
 
 }  // namespace
@@ -127,6 +182,19 @@ void choose_batch(Options& o, const Dataset& data, Backend& backend) {
   o.batch = int(t.batch);
   o.learning_rate = t.rate;
   o.schedule = t.schedule;
+}
+
+std::vector<MetricFields> tuner_lines(const std::vector<TunedBatch>& rows, const TunedBatch& chosen,
+                                      const MemoryMeans& means) {
+  std::vector<MetricFields> lines;
+  for (const TunedBatch& row : rows) lines.push_back(line_of(row));
+  MemoryMeans swap = means, recompute = means;
+  swap.recompute = recompute.swap = false;
+  if (means.swap && means.recompute) add_budgets(chosen, means, "swap and recompute", lines);
+  if (means.swap) add_budgets(chosen, swap, "swap", lines);
+  if (means.recompute) add_budgets(chosen, recompute, "recompute", lines);
+  add_memory(chosen, lines);
+  return lines;
 }
 
 }  // namespace tandem

@@ -11,10 +11,7 @@
 namespace tandem {
 namespace {
 
-struct CommandLine {
-  std::vector<std::pair<const OptionSpec*, std::string>> given;  // in the order of the command line
-  std::vector<std::string> unknown;                              // words that belong to no option, in that order
-};
+using Given = std::vector<std::pair<const OptionSpec*, std::string>>;  // in the order of the command line
 
 [[noreturn]] void end_after_help() {  // 0, or 1 where it could not be printed
   std::cout.flush();
@@ -33,68 +30,60 @@ void print_help(const char* program, const std::string& description, const std::
   std::printf("\n--version tells what this build is.\n");
 }
 
-// Parses the words. Handles --help.
-CommandLine split(int argc, char** argv, const std::string& description, const std::vector<OptionSpec>& specs) {
-  CommandLine line;
+// The options of the command line; words that belong to none go to `unknown`. Handles --help.
+Given split(int argc, char** argv, const std::string& description, const std::vector<OptionSpec>& specs,
+            std::vector<std::string>& unknown) {
+  auto find = [&](const std::string& name) {
+    return std::find_if(specs.begin(), specs.end(), [&](const OptionSpec& s) { return s.name == name; });
+  };
+  Given given;
   for (int i = 1; i < argc; i++) {
     const std::string word = argv[i], name = word.substr(0, word.find('='));
     if (word == "--help" || word == "-h") {
       print_help(argv[0], description, specs);
       end_after_help();
     }
-    auto spec = std::find_if(specs.begin(), specs.end(), [&](const OptionSpec& s) { return s.name == name; });
-    const bool joined = name.size() < word.size();
+    const auto spec = find(name);
     if (spec == specs.end()) {
-      line.unknown.push_back(word);
-    } else if (spec->flag) {
-      if (joined) refuse_value(*spec);
-      line.given.emplace_back(&*spec, "");
-    } else {
-      if (!joined && ++i == argc) refuse_value(*spec);
-      line.given.emplace_back(&*spec, joined ? word.substr(name.size() + 1) : argv[i]);
-    }
-  }
-  return line;
-}
-
-// Handles --version, and refuses remaining words when the program takes none.
-void take_words(const CommandLine& line, bool no_options, std::vector<std::string>* words) {
-  for (const std::string& word : line.unknown) {
-    if (word == "--version") {
-      std::printf("%s\n", build_info());
-      end_after_help();
-    }
-    if (words && !word.starts_with("-")) {
-      words->push_back(word);
+      unknown.push_back(word);
       continue;
     }
-    throw UsageError(
-        (word.starts_with("-") ? "unknown option " + word.substr(0, word.find('=')) : "unexpected argument " + word) +
-        (no_options ? ": this program takes none" : " (--help lists the options)"));
+    const bool joined = name.size() < word.size();
+    if (spec->flag ? joined : !joined && i + 1 == argc) refuse_value(*spec);
+    given.emplace_back(&*spec, spec->flag ? "" : joined ? word.substr(name.size() + 1) : argv[++i]);
   }
+  for (const auto& [spec, value] : given)  // a value left out has the next option's name put in its place
+    if (!spec->flag && (value.empty() || value.starts_with("--") || find(value) != specs.end())) refuse_value(*spec);
+  return given;
 }
 
 }  // namespace
 
 void parse_command_line(int argc, char** argv, const std::string& description, const std::vector<OptionSpec>& specs,
                         std::vector<std::string>* words) {
-  const CommandLine line = split(argc, argv, description, specs);
-  auto named = [&](const std::string& word) {
-    return std::any_of(specs.begin(), specs.end(), [&](const OptionSpec& s) { return s.name == word; });
-  };
-  for (const auto& [spec, value] : line.given)  // a value left out has the next option's name put in its place
-    if (!spec->flag && (value.empty() || value.starts_with("--") || named(value))) refuse_value(*spec);
-  take_words(line, specs.empty(), words);
+  std::vector<std::string> unknown;
+  const Given given = split(argc, argv, description, specs, unknown);
+  for (const std::string& word : unknown) {
+    const bool dashes = word.starts_with("-");
+    if (word == "--version") {
+      std::printf("%s\n", build_info());
+      end_after_help();
+    }
+    if (!words || dashes)
+      throw UsageError((dashes ? "unknown option " + word.substr(0, word.find('=')) : "unexpected argument " + word) +
+                       (specs.empty() ? ": this program takes none" : " (--help lists the options)"));
+    words->push_back(word);
+  }
   std::map<std::string, std::string> seen;
-  for (const auto& [spec, value] : line.given) {
-    auto [first, fresh] = seen.emplace(spec->name, value);
+  for (const auto& [spec, value] : given) {
+    const auto [first, fresh] = seen.emplace(spec->name, value);
     if (!fresh && !spec->flag && !spec->repeats)
       throw UsageError(spec->name + " is given twice (" + first->second + " and " + value + ")");
   }
   for (const auto& [name, value] : seen)
     if (name.starts_with("--no-") && seen.count("--" + name.substr(5)))
       throw UsageError("--" + name.substr(5) + " and " + name + " contradict each other");
-  for (const auto& [spec, value] : line.given) spec->set(value);
+  for (const auto& [spec, value] : given) spec->set(value);
 }
 
 }  // namespace tandem

@@ -5,25 +5,37 @@
 
 namespace tandem {
 
-MetricSums evaluate_sums(Module& model, BatchSource& source, const Task& task, bool together) {
+namespace {
+
+// Calls visit for the batches of an epoch, in eval mode and without recording, until it returns false. The model's mode
+// is restored.
+template <class Visit>
+void each_batch(Module& model, BatchSource& source, const Visit& visit) {
   NoGrad off;
   const bool training = model.training();
   model.eval();
+  source.start(0);
+  for (Batch batch; source.next(batch) && visit(batch);) {}
+  model.train(training);
+}
+
+}  // namespace
+
+MetricSums evaluate_sums(Module& model, BatchSource& source, const Task& task, bool together) {
   MetricSums sums;
   Tensor correct;
-  source.start(0);
-  for (Batch batch; source.next(batch);) {
+  each_batch(model, source, [&](const Batch& batch) {
     if (!together && asked_to_stop()) {
       sums.interrupted = 1;
-      break;
+      return false;
     }
     if (!correct.defined()) correct = Tensor::zeros(batch.images.backend(), {1}, DType::i32);
     const Variable loss = task.judged(model(Variable(batch.images)), batch.labels, &correct);
     sums.loss += loss.item() * double(batch.size());
     sums.samples += double(batch.size());
-  }
+    return true;
+  });
   if (correct.defined()) sums.correct = correct.item();
-  model.train(training);
   return sums;
 }
 
@@ -32,10 +44,38 @@ Evaluation evaluate(Module& model, BatchSource& source, Strategy* strategy, cons
   return mean_of(strategy ? strategy->sum(mine) : mine);
 }
 
+Tensor confusion_matrix(Module& model, BatchSource& source) {
+  std::vector<double> counts;
+  Variable logits;  // of the last batch
+  each_batch(model, source, [&](const Batch& batch) {
+    logits = model(batch.images);
+    require(logits.rank() == 2 && batch.labels.dtype() == DType::i32 && batch.labels.rank() == 1 &&
+                batch.labels.size(0) == logits.size(0),
+            "confusion_matrix: outputs ", logits.shape(), " and targets ", batch.labels.shape(), " ",
+            name_of(batch.labels.dtype()), ", expected [b, classes] and one i32 class for each row [b]");
+    const std::vector<double> predicted = argmax(logits).values(), labels = batch.labels.values();
+    const auto classes = std::size_t(logits.size(-1));
+    counts.resize(classes * classes);
+    for (std::size_t i = 0; i < labels.size(); i++) {
+      require(labels[i] >= 0 && labels[i] < double(classes), "confusion_matrix: the label ", labels[i],
+              ", the model has ", classes, " classes");
+      counts[std::size_t(labels[i]) * classes + std::size_t(predicted[i])]++;
+    }
+    return true;
+  });
+  if (counts.empty()) return {};
+  return Tensor::of(logits.backend(), {logits.size(-1), logits.size(-1)}, counts, DType::i32);
+}
+
 Variable batch_loss(const Loss& loss, const Variable& logits, const Batch& batch, Tensor* correct) {
   Variable l = loss(logits, batch.labels, correct);
   if (!batch.other_labels.defined()) return l;
   return batch.share * l + (1 - batch.share) * loss(logits, batch.other_labels, nullptr);
+}
+
+Shape picture_of(BatchSource& source) {
+  const Shape batch = source.make(0, 0).images.shape();
+  return {batch[1], batch[2], batch[3]};
 }
 
 std::string diagnose(Module& model, const Loss& loss, FlatParameters& flat, const Batch& batch) {

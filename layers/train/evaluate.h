@@ -38,8 +38,15 @@ inline Evaluation mean_of(const MetricSums& s) {
   return s.samples > 0 ? Evaluation{s.loss / s.samples, s.correct / s.samples} : Evaluation{};
 }
 
+// The number of pictures for each pair of a class and a predicted class: i32 [classes, classes]: row = label, column =
+// predicted class, over one epoch of the source, in eval mode and without recording; the model's mode is restored.
+// Empty when the source has no batch.
+Tensor confusion_matrix(Module& model, BatchSource& source);
+
 // The loss of a batch. With mixup it is the sum of the two labels' losses, weighted by the batch's proportion.
 Variable batch_loss(const Loss& loss, const Variable& logits, const Batch& batch, Tensor* correct = nullptr);
+
+Shape picture_of(BatchSource& source);  // [H, W, C] of its pictures
 
 // Runs a batch again, checks every value, and returns one line with the first operation whose result is not finite;
 // empty: all results are finite.

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstdio>
 
+#include "layers/export/torch_weights.h"
 #include "layers/train/run.h"
 #include "layers/train/step_graph.h"
 
@@ -16,7 +17,7 @@ FitReport evaluate_only(Module& model, const Task& task, Backend& backend, const
   FlatParameters flat(model, backend, options.seed);
   auto warn = [](const std::string& text) { std::fprintf(stderr, "warning: %s\n", text.c_str()); };
   if (options.resume.empty()) {
-    ImportExport(options.import_export, model, flat, *data.test, {}, true).end();
+    import_torch(model, backend, picture_of(*data.test), options.import_export.import_torch);
   } else {
     const std::string file = CheckpointFiles("", options.resume, false).from();
     load_weights(file, flat);

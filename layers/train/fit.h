@@ -7,7 +7,6 @@
 
 #include "autograd/swap.h"
 #include "core/batch.h"
-#include "layers/export/import_export.h"
 #include "layers/optim/schedule.h"
 #include "layers/train/callback.h"
 #include "layers/train/checkpoint.h"
@@ -22,6 +21,11 @@ struct FitData {
   BatchSource& train;
   BatchSource* validation = nullptr;  // used to choose the best epoch
   BatchSource* test = nullptr;        // reported only
+};
+
+struct ImportExportFiles {  // empty: none
+  std::string import_torch = {}, export_torch = {}, export_onnx = {};
+  std::string tensorboard = {};  // a folder
 };
 
 struct FitOptions {

@@ -52,38 +52,32 @@ void refuse_options(const Options& o) {
 }
 
 void refuse_files(const Options& o) {
-  struct Place {
-    std::string option, path;
-    bool replaced = false;  // by this run; others may meet: checkpoints go where one was resumed
-  };
-  std::vector<Place> places = {{"--metrics", o.fit.metrics, true},
-                               {"--trace", o.fit.profiler.trace, true},
-                               {"--dot", o.fit.profiler.dot, true},
-                               {"--export-torch", o.fit.import_export.export_torch, true},
-                               {"--export-onnx", o.fit.import_export.export_onnx, true},
-                               {"--import-torch", o.fit.import_export.import_torch},
-                               {"--tensorboard", o.fit.import_export.tensorboard}};
+  const ImportExportFiles& f = o.fit.import_export;
+  std::vector<std::pair<std::string, std::string>> places = {{"--metrics", o.fit.metrics},
+                                                             {"--trace", o.fit.profiler.trace},
+                                                             {"--dot", o.fit.profiler.dot},
+                                                             {"--export-torch", f.export_torch},
+                                                             {"--export-onnx", f.export_onnx}};
+  const std::size_t replaced = places.size();  // by this run; the others may meet: checkpoints go where one was resumed
+  places.insert(places.end(), {{"--import-torch", f.import_torch}, {"--tensorboard", f.tensorboard}});
   std::error_code none;
+  const bool folder = fs::is_directory(o.fit.resume, none);
+  for (const auto& [option, path] :
+       {std::pair{"--checkpoint", o.fit.checkpoint}, {"--resume", folder ? o.fit.resume : ""}})
+    for (const char* file : {"", "last.safetensors", "best.safetensors"})
+      if (!path.empty()) places.push_back({option, (fs::path(path) / file).string()});
+  if (!folder) places.push_back({"--resume", o.fit.resume});
+
   auto canonical = [&](const std::string& path) {  // "run" and "run/" are one
     const fs::path p = fs::weakly_canonical(fs::absolute(path), none);
     return p.has_filename() ? p : p.parent_path();
   };
-  const bool there = fs::is_directory(o.fit.resume, none);
-  for (const auto& [option, path] :
-       {std::pair{"--checkpoint", o.fit.checkpoint}, {"--resume", there ? o.fit.resume : ""}}) {
-    if (path.empty()) continue;
-    for (const char* file : {"", "last.safetensors", "best.safetensors"})
-      places.push_back({option, (fs::path(path) / file).string()});
-  }
-  if (!there) places.push_back({"--resume", o.fit.resume});
-
-  for (std::size_t i = 0; i < places.size(); i++)
-    for (std::size_t k = 0; k < i; k++) {
-      const Place &a = places[k], &b = places[i];
-      if (a.path.empty() || b.path.empty() || (!a.replaced && !b.replaced)) continue;
-      if (canonical(a.path) == canonical(b.path))
-        refuse(a.option, " and ", b.option, " both mean ", a.path, ": choose another name for one of them");
-    }
+  for (std::size_t a = 0; a < replaced; a++)
+    for (std::size_t b = a + 1; b < places.size(); b++)
+      if (!places[a].second.empty() && !places[b].second.empty() &&
+          canonical(places[a].second) == canonical(places[b].second))
+        refuse(places[a].first, " and ", places[b].first, " both mean ", places[a].second,
+               ": choose another name for one of them");
 }
 
 }  // namespace

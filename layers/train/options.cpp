@@ -10,17 +10,11 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
-#include <iostream>
-#include <map>
-#include <sstream>
-#include <thread>
 
-#include "core/build_info.h"
 #include "core/machine.h"
 #include "core/team.h"
 #include "core/text.h"
 #include "layers/train/fit.h"
-#include "layers/train/option_table.h"
 
 namespace tandem {
 namespace {
@@ -55,6 +49,14 @@ Options parse_options(int argc, char** argv, const std::string& description, con
   o.accepted = only;
   check_options_agree(o);
   return o;
+}
+
+FitOptions fit_options(const Options& o) {
+  FitOptions fit = o.fit;
+  if (fit.overfit_batch) fit.epochs = 1;
+  fit.schedule = Schedule::parse(o.schedule);
+  fit.settings = settings_of(o, OptionSpec::Decides::program);
+  return fit;
 }
 
 std::unique_ptr<Optimizer> make_optimizer(const Options& o) {

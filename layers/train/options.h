@@ -51,9 +51,18 @@ struct OptionSpec {
   bool flag = false;                            // takes no value
   bool repeats = false;                         // may be given again
   std::function<std::string()> value = {};      // the field's value as text
-  bool decides = false;  // it affects what a step computes, so it is a part of the run's identity. Used only for the
-                         // options that all programs share
+  // An option that affects what a step computes is a part of the run's identity: one of FitOptions in every run, others
+  // in the runs of programs that have them.
+  enum class Decides { nothing, program, fit } decides = Decides::nothing;
 };
+
+// The one table of the options that training programs share: name, field, default, text, and whether it changes what a
+// step computes. The parser, --help, the run's identity in checkpoints and the start line of the metrics are made from
+// it. The rows read and write `options`, which must outlive them; the defaults are its present values.
+std::vector<OptionSpec> option_table(Options& options);
+
+// The options that affect what a step computes, as text: those of this kind that the program has.
+Settings settings_of(const Options& options, OptionSpec::Decides kind);
 
 // Reads argv; options that are not given have the values of `defaults`. --help prints and exits with 0. Throws
 // UsageError. With several ranks only rank 0 keeps its standard output, since all print the same.

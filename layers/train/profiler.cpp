@@ -1,63 +1,56 @@
 #include "layers/train/profiler.h"
 
 #include <algorithm>
-#include <cstdio>
-#include <cstring>
+#include <string_view>
 
-#include "autograd/tape.h"
-#include "core/backend.h"
-#include "core/files/atomic_file.h"
-#include "core/files/files.h"
+#include "core/error.h"
 #include "core/text.h"
 
 namespace tandem {
 
 // ---- where the time goes --------------------------------------------------------------------------------------------
 Profile profile_of(const Trace& trace) {
+  using Rows = std::map<std::pair<std::string, std::string>, ProfileRow>;
   Profile p;
-  std::map<std::pair<std::string, std::string>, ProfileRow> fine;
-  std::map<std::string, ProfileRow> coarse;
-  auto is = [](const char* a, const char* b) { return std::strcmp(a, b) == 0; };
+  Rows by_module, by_op;
+  const std::map<std::string_view, double*> phases{
+      {"step", &p.step_ms}, {"forward", &p.forward_ms}, {"backward", &p.backward_ms}, {"optimizer", &p.optimizer_ms}};
   const std::string prefix = trace.find("device: step") ? "device: " : "";
   for (const auto& lane : trace.lanes()) {
-    const bool forward = lane->name() == prefix + "forward", backward = lane->name() == prefix + "backward",
-               step = lane->name() == prefix + "step";
-    if (!prefix.empty() && !lane->name().starts_with(prefix)) continue;
+    if (!lane->name().starts_with(prefix)) continue;
+    const std::string which = lane->name().substr(prefix.size());
+    const bool forward = which == "forward";
     for (std::size_t i = 0; i < lane->size(); i++) {
       const Trace::Event& e = (*lane)[i];
+      const std::string_view kind = e.kind, name = e.name;
       const double ms = double(e.end - e.begin) / 1e6;
-      if (is(e.kind, "phase")) {
-        if (is(e.name, "step")) p.steps++, p.step_ms += ms;
-        if (is(e.name, "forward")) p.forward_ms += ms;
-        if (is(e.name, "backward")) p.backward_ms += ms;
-        if (is(e.name, "optimizer")) p.optimizer_ms += ms;
-      } else if (is(e.kind, "wait") && step) {
+      if (kind == "phase" && phases.contains(name)) {
+        *phases.at(name) += ms;
+        p.steps += name == "step";
+      } else if (kind == "wait" && which == "step") {
         p.wait_ms += ms;
-      } else if (is(e.kind, "op") && (forward || backward)) {
-        const std::string module = e.where ? *e.where : "";
-        for (ProfileRow* row : {&fine[{e.name, module}], &coarse[e.name]}) {
-          row->op = e.name;
+      } else if (kind == "op" && (forward || which == "backward")) {
+        for (ProfileRow* row : {&by_module[{e.name, e.where ? *e.where : ""}], &by_op[{e.name, ""}]}) {
           row->calls += forward;
           (forward ? row->forward_ms : row->backward_ms) += ms;
           row->flops += e.flops;
           row->bytes += e.bytes;
         }
-        fine[{e.name, module}].module = module;
       }
     }
   }
   const double n = double(std::max<std::int64_t>(1, p.steps));
   for (double* v : {&p.step_ms, &p.wait_ms, &p.forward_ms, &p.backward_ms, &p.optimizer_ms}) *v /= n;
-  auto take = [&](std::vector<ProfileRow>& rows, ProfileRow row) {
-    for (double* v : {&row.calls, &row.forward_ms, &row.backward_ms, &row.flops, &row.bytes}) *v /= n;
-    rows.push_back(row);
+  auto per_step = [&](const Rows& rows) {  // the most expensive first
+    std::vector<ProfileRow> all;
+    for (const auto& [key, r] : rows)
+      all.push_back(
+          {key.first, key.second, r.calls / n, r.forward_ms / n, r.backward_ms / n, r.flops / n, r.bytes / n});
+    std::stable_sort(all.begin(), all.end(), [](const ProfileRow& a, const ProfileRow& b) { return a.ms() > b.ms(); });
+    return all;
   };
-  for (auto& [key, row] : fine) take(p.by_module, row);
-  for (auto& [key, row] : coarse) take(p.by_op, row);
-  for (auto* rows : {&p.by_module, &p.by_op})
-    std::stable_sort(rows->begin(), rows->end(), [](const ProfileRow& a, const ProfileRow& b) {
-      return a.forward_ms + a.backward_ms > b.forward_ms + b.backward_ms;
-    });
+  p.by_module = per_step(by_module);
+  p.by_op = per_step(by_op);
   return p;
 }
 
@@ -82,7 +75,7 @@ std::string Profile::text(std::size_t rows) const {
     double rest = 0;
     for (std::size_t i = 0; i < list.size(); i++) {
       const ProfileRow& r = list[i];
-      const double ms = r.forward_ms + r.backward_ms;
+      const double ms = r.ms();
       if (i >= rows) {
         rest += ms;
         continue;
@@ -131,99 +124,6 @@ std::string MemoryReport::text(std::size_t rows) const {
   list("operation", by_op);
   list("module", by_module);
   return out;
-}
-
-// ---- the profiler ---------------------------------------------------------------------------------------------------
-Profiler::Profiler(ProfilerOptions options, Backend& backend, int rank, std::int64_t begin, std::int64_t end)
-    : options_(std::move(options)), backend_(backend), rank_(rank) {
-  if (rank != 0) options_ = {.dot = {}, .trace = options_.trace, .warm_up = options_.warm_up, .steps = options_.steps};
-  // A short run has fewer steps to spare: at least one is looked at, and the first only when there is no other.
-  const std::int64_t there = end - begin;
-  options_.steps = std::max<std::int64_t>(1, std::min(options_.steps, there - 1));
-  first_ = begin + std::max<std::int64_t>(0, std::min(options_.warm_up, there - options_.steps));
-  if (!options_.dot.empty()) check_replaceable("--dot", options_.dot, "digraph tape", "a picture of a tape");
-  if (!options_.trace.empty() && rank == 0) check_replaceable("--trace", options_.trace, "began_unix_us", "a trace");
-  for (const std::string& file : {options_.dot, options_.trace})
-    if (!file.empty() && rank == 0) AtomicFile probe(file);  // without commit() nothing changes
-  if (options_.profile || !options_.trace.empty()) {
-    trace_.emplace("tandem", rank);
-    for (const char* lane : {"step", "forward", "backward", "optimizer", "evaluation"}) trace_->lane(lane);
-    trace_->record(false);
-    follower_ = backend_.follower();
-    if (follower_) trace_->follow(follower_.get());
-  }
-}
-
-void Profiler::share(Strategy& strategy) {
-  if (options_.trace.empty() || strategy.size() == 1) return;
-  trace_->name(strategy.where());
-  strategy_ = &strategy;
-  clock_ = strategy.watch(*trace_);
-}
-
-void Profiler::before(Module& model, const Tensor& images, const TrainingState& state) {
-  if (!options_.summary) return;
-  ModelSummary s = summary(model, images.shape(), images.dtype());
-  s.state = state;
-  std::printf("%s", s.text().c_str());
-  std::fflush(stdout);
-}
-
-void Profiler::step(std::int64_t number) {
-  step_ = number;
-  if (trace_) trace_->collect(), trace_->record(number >= first_ && number < first_ + options_.steps);
-  if (Trace::Lane* lane = tracing()) lane->counter("bytes in use", double(backend_.memory().statistics().live_bytes));
-}
-
-void Profiler::tape(const Variable& loss) {
-  if (!options_.dot.empty() && !std::exchange(drawn_, true)) write_dot(loss, options_.dot);
-  if (!options_.memory || !last_looked()) return;
-  for (const TapeEntry& e : tape_of(loss)) {
-    if (e.saved_bytes == 0) continue;
-    memory_.by_op[e.node->op] += e.saved_bytes;
-    memory_.by_module[e.node->scope->empty() ? "(model)" : *e.node->scope] += e.saved_bytes;
-    memory_.saved_bytes += e.saved_bytes;
-  }
-}
-
-void Profiler::evaluation(bool begins) {
-  if (!trace_) return;
-  trace_->record(begins && !evaluated_ && !options_.trace.empty());
-  evaluated_ = evaluated_ || !begins;
-}
-
-void Profiler::end() {
-  if (follower_) trace_->collect(), trace_->follow(nullptr);
-  if (trace_) trace_->record(false);
-  if (options_.profile) std::printf("%s", profile_of(*trace_).text().c_str());
-  if (options_.memory) std::printf("%s", memory_.text().c_str());
-  auto nothing = [](const char* option, const std::string& file) {
-    std::fprintf(stderr, "%s %s: not written, since no step that it would show was made\n", option, file.c_str());
-  };
-  std::vector<std::string> others;
-  if (strategy_) {
-    others = strategy_->gather(rank_ == 0 ? "" : trace_->events(clock_.ns));
-    others.erase(others.begin());
-    std::erase(others, "");  // of ranks that were lost
-  }
-  if (!options_.trace.empty() && rank_ == 0)
-    step_ >= first_ ? trace_->write(options_.trace, others) : nothing("--trace", options_.trace);
-  if (!options_.dot.empty() && !drawn_) nothing("--dot", options_.dot);
-  std::fflush(stdout);
-  options_ = {};
-}
-
-Profiler::Phase::Phase(Profiler& profiler, const char* name)
-    : profiler_(profiler), name_(name), lane_(profiler.trace(), name), span_(name) {
-  if (profiler.options_.memory && profiler.last_looked()) profiler.backend_.memory().reset_peak();
-}
-
-Profiler::Phase::~Phase() {
-  if (!profiler_.options_.memory || !profiler_.last_looked() || std::strcmp(name_, "evaluation") == 0) return;
-  MemoryStatistics s = profiler_.backend_.memory().statistics();
-  profiler_.memory_.phases.push_back({name_, s.peak_bytes, by_use(s.at_peak)});
-  profiler_.memory_.live_bytes = s.live_bytes;
-  profiler_.memory_.reserved_bytes = s.reserved_bytes;
 }
 
 }  // namespace tandem

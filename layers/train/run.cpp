@@ -1,11 +1,13 @@
 #include "layers/train/run.h"
 
 #include <algorithm>
-#include <cstdlib>
+#include <array>
 #include <sstream>
 
 #include "core/backend.h"
 #include "core/clock.h"
+#include "core/text.h"
+#include "layers/export/torch_weights.h"
 #include "layers/train/callbacks/callbacks.h"
 #include "layers/train/slices.h"
 #include "layers/train/step_memory.h"
@@ -60,11 +62,10 @@ std::map<std::string, std::string> about_run(const BatchSource& train, const Set
   return about;
 }
 
-std::string text_of(const Measures& measures) {  // "sent_bytes 17\n…"
-  std::ostringstream text;
-  text.precision(17);
-  for (const auto& [name, value] : measures) text << name << ' ' << value << '\n';
-  return text.str();
+std::string lines_of(const Measures& measures) {  // "sent_bytes 17\n…"
+  std::string text;
+  for (const auto& [name, value] : measures) text += name + ' ' + digits(value, 17) + '\n';
+  return text;
 }
 Measures measures_in(const std::string& text) {
   Measures all;
@@ -92,11 +93,11 @@ Run::Run(Module& given_model, const Task& given_task, Optimizer& given_optimizer
       settings(recipe_of(options, task, optimizer, strategy, data.train)),
       flat(model, backend, options.seed, prepare()),
       about(about_run(data.train, options.settings)),
-      exports(options.import_export, model, flat, data.train, about, first_rank),
       clip_before_(optimizer.clip_norm),
       if_not_finite_before_(optimizer.if_not_finite),
-      correct_(Tensor::zeros(backend, {1}, DType::i32)),
-      running_loss_(backend) {
+      sums_(backend) {
+  if (const std::string& file = options.import_export.import_torch; !file.empty())
+    import_torch(model, backend, picture_of(data.train), file);
   rates.given = optimizer.learning_rate();
   if (const auto named = about.find("classes"); named != about.end())  // a line each
     classes = 1 + std::count(named->second.begin(), named->second.end(), '\n');
@@ -127,55 +128,61 @@ FlatMemory Run::prepare() {
 }
 
 void Run::resume() {
-  at.run = run_of(settings);
+  position.run = run_of(settings);
   for (const auto& here : surroundings(backend)) settings.push_back(here);
-  if (files.resumes()) at = files.load(training(), settings, batches_per_epoch(), report.differences);
-  if (!first_rank) at.running_sums = {};
-  at.batches = batches_per_epoch();
-  began = at.step;
+  if (files.resumes()) position = files.load(training(), settings, batches_per_epoch(), report.differences);
+  if (!first_rank) position.running_sums = {};
+  position.batches = batches_per_epoch();
+  began = position.step;
   const auto total = std::int64_t(rates.total);
   last_step = options.stop_after > 0 ? std::min(options.stop_after, total) : total;
-  const std::int64_t no_better = at.epoch - at.best_epoch;
-  const bool impatient =
-      at.ended ? options.patience <= no_better : options.patience > 0 && at.batch == 0 && no_better >= options.patience;
-  if (at.epoch >= options.epochs) {
+  const std::int64_t no_better = position.epoch - position.best_epoch;
+  const bool impatient = position.ended ? options.patience <= no_better
+                                        : options.patience > 0 && position.batch == 0 && no_better >= options.patience;
+  if (position.epoch >= options.epochs) {
     nothing_left = "a larger --epochs goes on";
   } else if (impatient) {
     nothing_left =
-        "validation was no better since epoch " + std::to_string(at.best_epoch) + ", a larger --patience goes on";
-    stop("no better since epoch " + std::to_string(at.best_epoch));
-  } else if (options.stop_after > 0 && at.step >= options.stop_after) {
+        "validation was no better since epoch " + std::to_string(position.best_epoch) + ", a larger --patience goes on";
+    stop("no better since epoch " + std::to_string(position.best_epoch));
+  } else if (options.stop_after > 0 && position.step >= options.stop_after) {
     nothing_left = "--stop-after " + std::to_string(options.stop_after) + " is behind it";
     stop("--stop-after");
   } else {
-    at.ended = false;
+    position.ended = false;
   }
 }
 
-static bool marks_a_module(const Module& module) {
-  return module.recompute || std::any_of(module.children().begin(), module.children().end(),
-                                         [](const auto& child) { return marks_a_module(*child.second); });
-}
-
 void Run::begin() {
-  callbacks = callbacks_of(*this);
+  const auto checkpoints = save_checkpoints(*this);  // what it refuses comes first
+  // stop_on_signal() first: it says why the run stopped, and others write it.
+  callbacks = {stop_on_signal(),     profile(*this),   write_exports(*this), write_metrics(*this),
+               show_progress(*this), warn_of_doubts(), stop_early(),         checkpoints};
+  if (one_batch) callbacks.push_back(overfit_batch());
+  callbacks.insert(callbacks.end(), options.callbacks.begin(), options.callbacks.end());
   for (auto& c : callbacks) require(c != nullptr, "fit: FitOptions::callbacks holds a null pointer");
   for (auto& c : callbacks) c->begin(*this);
   optimizer.if_not_finite = IfNotFinite::wait;  // the device's flag is read every few steps
   counters_.emplace(optimizer.state());
   const StepState state = optimizer.read_state();
   first_count_ = known_steps_ = std::int64_t(state.step + state.skipped);
-  whole_ = at.running_sums;
+  consistent_sums_ = position.running_sums;
+  plan_memory();
+}
+
+void Run::plan_memory() {
+  MemoryPlanOptions o{.budget = options.memory_budget, .swap = options.swap, .batches = options.accumulate};
+  bool marked = false;
+  model.each([&](Module& m) { marked = marked || m.recompute; });
+  if (options.memory_budget == 0 && !marked) return;
+  std::unique_ptr<Mover> mover;
   if (options.memory_budget > 0) {
-    memory_plan = std::make_unique<MemoryPlan>(
-        backend, mover_of(options, backend),
-        MemoryPlanOptions{.budget = options.memory_budget, .swap = options.swap, .batches = options.accumulate});
-  } else if (marks_a_module(model)) {
-    const MemoryStatistics memory = backend.memory().statistics();
-    const std::size_t all = std::min(backend.memory().left(), SIZE_MAX / 2) + memory.live_bytes;  // no other limit
-    memory_plan = std::make_unique<MemoryPlan>(
-        backend, nullptr, MemoryPlanOptions{.budget = all, .swap = SwapMode::recompute, .batches = options.accumulate});
+    mover = mover_of(options, backend);
+  } else {  // no limit but that of the memory
+    o.budget = std::min(backend.memory().left(), SIZE_MAX / 2) + backend.memory().statistics().live_bytes;
+    o.swap = SwapMode::recompute;
   }
+  memory_plan = std::make_unique<MemoryPlan>(backend, std::move(mover), o);
 }
 
 // ---- an epoch -------------------------------------------------------------------------------------------------------
@@ -185,28 +192,23 @@ RunPlan Run::plan() {
           .done = began,
           .steps_per_epoch = rates.steps_per_epoch,
           .learning_rate = [rates = rates](double step) { return rates.at(step); },
-          .running_sums =
-              [this] {
-                return MetricSums{running_loss_.read().loss, double(correct_.item()), seen_};
-              },
+          .running_sums = [this] { return sums_.read(); },
           .asked_to_stop = asked_to_stop,
           .resumed = files.resumes()};
 }
 
 void Run::begin_epoch() {
   epoch = {};
-  epoch.epoch = int(at.epoch) + 1;
-  epoch.learning_rate = rates.at(double(std::max<std::int64_t>(0, at.step - 1)));
-  strategy.begin_epoch(at.epoch, plan());
+  epoch.epoch = int(position.epoch) + 1;
+  epoch.learning_rate = rates.at(double(std::max<std::int64_t>(0, position.step - 1)));
+  strategy.begin_epoch(position.epoch, plan());
   model.train();
-  optimizer.epoch(static_cast<std::uint32_t>(at.epoch));
-  resumed_ = at.running_sums;
-  correct_.fill(resumed_.correct);
-  running_loss_.begin(resumed_.loss);
-  seen_ = resumed_.samples;
+  optimizer.epoch(static_cast<std::uint32_t>(position.epoch));
+  resumed_ = position.running_sums;
+  sums_.begin(resumed_);
   correct_before_ = resumed_.correct;
   epoch_began_ = Clock::now();
-  data.train.start(at.epoch, at.batch);
+  data.train.start(position.epoch, position.batch);
 }
 
 bool Run::next_batch() {
@@ -215,12 +217,12 @@ bool Run::next_batch() {
 }
 
 void Run::begin_step() {
-  step = {.learning_rate = rates.at(double(at.step))};
+  step = {.learning_rate = rates.at(double(position.step))};
   epoch.learning_rate = step.learning_rate;
   optimizer.learning_rate(step.learning_rate);
   accumulation->begin(batch);
   counters_->batch(batch);
-  seen_ += double(batch.size());
+  sums_.count(batch.size());
   phase("step", true);
   eager = std::any_of(callbacks.begin(), callbacks.end(), [&](auto& c) { return c->looks_inside(*this); });
   if (memory_plan && !memory_plan->settled()) eager = true;
@@ -230,18 +232,18 @@ void Run::forward_backward() {
   std::optional<MemoryPlan::Step> planned;
   if (memory_plan) planned.emplace(*memory_plan);
   phase("forward", true);
-  batch_loss = tandem::batch_loss(task.loss, model(Variable(batch.images)), batch, &correct_);
+  batch_loss = tandem::batch_loss(task.loss, model(Variable(batch.images)), batch, &sums_.correct);
   phase("forward", false);
   phase("backward", true);
-  due = accumulation->backward(batch_loss, optimizer.scaled(batch_loss), batch);
+  step_ends = accumulation->backward(batch_loss, optimizer.scaled(batch_loss), batch);
   phase("backward", false);
-  running_loss_.add(batch_loss.value(), double(batch.size()));
+  sums_.add(batch_loss.value(), batch.size());
   batch_loss = {};
   if (planned) planned->end();
 }
 
 void Run::exchange() {
-  if (!due) return;
+  if (!step_ends) return;
   if (strategy.emulation) strategy.emulation(true);
   phase("exchange", true);
   strategy.exchange(accumulation->loss());
@@ -249,7 +251,7 @@ void Run::exchange() {
 }
 
 void Run::update() {
-  if (!due) return;
+  if (!step_ends) return;
   phase("optimizer", true);
   strategy.update(optimizer);
   if (ema) ema->update(optimizer);
@@ -257,17 +259,17 @@ void Run::update() {
 }
 
 void Run::finish() {
-  if (!due) return;
+  if (!step_ends) return;
   strategy.finish(optimizer);
   if (strategy.emulation) strategy.emulation(false);
 }
 
 void Run::end_step() {
   if (backend.records()) flat.count_writes(flat.all());  // a replay wrote to them, and told nobody
-  if (due) {
-    at.step = strategy.steps(at.step + 1);
-    at.batch = batch.index + 1;
-    made_++;
+  if (step_ends) {
+    position.step = strategy.steps(position.step + 1);
+    position.batch = batch.index + 1;
+    steps_done_++;
     unread_++;
     if (reads_step()) read_step();
     for (auto& c : callbacks) c->step_end(*this);
@@ -278,35 +280,30 @@ void Run::end_step() {
 // The flag and the loss of a device are read every few steps, since reading waits for it. On the host they are read
 // every step.
 bool Run::reads_step() const {
-  if (!backend.records() || at.step % 16 == 0 || at.batch == batches_per_epoch() || made_ == 1) return true;
+  if (!backend.records() || position.step % 16 == 0 || position.batch == batches_per_epoch() || steps_done_ == 1)
+    return true;
   return std::any_of(callbacks.begin(), callbacks.end(), [&](auto& c) { return c->reads_step(*this); });
 }
 
 void Run::read_step() {
   check_finite();
-  const RunningMean::Sums sums = running_loss_.read();
-  const double correct = correct_.item();
+  const MetricSums sums = sums_.read(&step.loss);
   step.known = true;
-  step.loss = sums.last;
-  step.right = correct - std::exchange(correct_before_, correct);
-  step.mean_loss = sums.loss / seen_;
-  step.accuracy = correct / seen_;
-  step.images_per_second = (seen_ - resumed_.samples) * strategy.size() / seconds_since(epoch_began_);
-  whole_ = {sums.loss, correct, seen_};
+  step.right = sums.correct - std::exchange(correct_before_, sums.correct);
+  step.mean_loss = sums.loss / sums.samples;
+  step.accuracy = sums.correct / sums.samples;
+  step.images_per_second = (sums.samples - resumed_.samples) * strategy.size() / seconds_since(epoch_began_);
+  consistent_sums_ = sums;
 }
 
 void Run::end_training() {
-  at.step = strategy.steps(at.step);
-  const EpochEnd mine{
-      at.epoch + 1, at.step, {running_loss_.read().loss, double(correct_.item()), seen_}, seconds_since(epoch_began_)};
-  const EpochEnd all = strategy.end_epoch(mine);
+  position.step = strategy.steps(position.step);
+  ended_ = strategy.end_epoch({position.epoch + 1, position.step, sums_.read(), seconds_since(epoch_began_)});
   backend.synchronize();
-  if (at.step > began) check_finite();
-  trained = all.trained.samples > 0 ? all.trained : resumed_;
-  whole_ = at.running_sums = trained;
-  finished_ = all.epochs;
-  steps_at_end_ = all.steps;
-  epoch.seconds = all.seconds;
+  if (position.step > began) check_finite();
+  trained = ended_.trained.samples > 0 ? ended_.trained : resumed_;
+  consistent_sums_ = position.running_sums = trained;
+  epoch.seconds = ended_.seconds;
   epoch.train_loss = trained.loss / std::max(1.0, trained.samples);
   if (task.has_accuracy) epoch.train_accuracy = trained.correct / std::max(1.0, trained.samples);
   epoch.images_per_second = (trained.samples - resumed_.samples) / std::max(1e-9, epoch.seconds);
@@ -315,23 +312,15 @@ void Run::end_training() {
     Ema::Shown averages(*ema);
     strategy.synchronize(Strategy::Shared::averages, flat, optimizer);
   }
-  at.step = strategy.steps(at.step);
-  const bool stopped_after = options.stop_after > 0 && at.step >= options.stop_after;
-  if (strategy.over(at.step) && (stopped_after || at.step < std::int64_t(rates.total)))
+  position.step = strategy.steps(position.step);
+  const bool stopped_after = options.stop_after > 0 && position.step >= options.stop_after;
+  if (strategy.over(position.step) && (stopped_after || position.step < std::int64_t(rates.total)))
     stop(!asked_why_.empty() ? asked_why_ : stopped_after ? "--stop-after" : "another rank was asked to stop");
 }
 
-Evaluation Run::evaluate_on(BatchSource& source) {
-  MetricSums sums = evaluate_sums(model, source, task, flat.slice().count > 1);
-  if (memory_plan) source.rest();
-  if (strategy.ranks().evaluation_shares > 1) sums = strategy.sum(sums, Strategy::Among::evaluating);
-  interrupted_ = interrupted_ || sums.interrupted > 0;
-  return mean_of(sums);
-}
-
 void Run::evaluate() {
-  at.epoch = finished_ - 1;
-  epoch.first = std::exchange(epoch.epoch, int(finished_));
+  position.epoch = ended_.epochs - 1;
+  epoch.first = std::exchange(epoch.epoch, int(ended_.epochs));
   phase("evaluation", true);
   if (memory_plan) {  // its memory is that of the batches of training
     batch = {};
@@ -340,17 +329,17 @@ void Run::evaluate() {
   {
     std::optional<Ema::Shown> averages;
     if (ema) averages.emplace(*ema);
-    const bool evaluates = strategy.ranks().evaluates;
-    if (data.validation && evaluates) {
-      const Evaluation v = evaluate_on(*data.validation);
-      epoch.validation_loss = v.loss;
-      if (task.has_accuracy) epoch.validation_accuracy = v.accuracy;
-    }
-    if (data.test && evaluates && !interrupted_) {
-      const Evaluation t = evaluate_on(*data.test);
-      epoch.test_loss = t.loss;
-      if (task.has_accuracy) epoch.test_accuracy = t.accuracy;
-    }
+    auto evaluate_on = [&](BatchSource* source, std::optional<double>& loss, std::optional<double>& accuracy) {
+      if (!source || !strategy.ranks().evaluates || interrupted_) return;
+      MetricSums sums = evaluate_sums(model, *source, task, flat.slice().count > 1);
+      if (memory_plan) source->rest();
+      if (strategy.ranks().evaluation_shares > 1) sums = strategy.sum(sums, Strategy::Among::evaluating);
+      interrupted_ = sums.interrupted > 0;
+      loss = mean_of(sums).loss;
+      if (task.has_accuracy) accuracy = mean_of(sums).accuracy;
+    };
+    evaluate_on(data.validation, epoch.validation_loss, epoch.validation_accuracy);
+    evaluate_on(data.test, epoch.test_loss, epoch.test_accuracy);
   }
   phase("evaluation", false);
   if (interrupted_) {  // a run that goes on begins with it
@@ -361,8 +350,8 @@ void Run::evaluate() {
 
 void Run::end_epoch() {
   if (!one_batch) report.epochs.push_back(epoch);  // programs rely on the test accuracy of an epoch
-  at.epoch++, at.batch = 0, whole_ = at.running_sums = {};
-  at.step = steps_at_end_;
+  position.epoch++, position.batch = 0, consistent_sums_ = position.running_sums = {};
+  position.step = ended_.steps;
   for (auto& c : callbacks) c->epoch_end(*this);
 }
 
@@ -380,26 +369,26 @@ void Run::give_up(const std::string& elsewhere, std::int64_t back) {
   const std::string does_not_repeat = "running the batch again gave finite values only; the failure does not repeat";
   Alone alone;          // each rank finds what it can, and ends where it finds it
   memory_plan.reset();  // the step is run once more with all checks, in what memory it takes
-  const std::int64_t done = at.step - 1 - back;
+  const std::int64_t done = position.step - 1 - back;
   std::int64_t k = (batch.index / options.accumulate - back) * options.accumulate;
-  at.step = done;
-  at.batch = k;
+  position.step = done;
+  position.batch = k;
   const std::int64_t end = std::min(k + options.accumulate, batches_per_epoch());
   if (!elsewhere.empty()) not_finite = "it was so on " + elsewhere;
   for (; k < end && not_finite.empty(); k++) {
-    const Batch again = data.train.make(at.epoch, k);
+    const Batch again = data.train.make(position.epoch, k);
     counters_->batch(again);
     not_finite = diagnose(model, task.loss, flat, again);
   }
   if (not_finite.empty()) not_finite = does_not_repeat;
   diverged = true;
-  throw NotFinite("step " + std::to_string(done + 1) + " (epoch " + std::to_string(at.epoch + 1) + ", batch " +
+  throw NotFinite("step " + std::to_string(done + 1) + " (epoch " + std::to_string(position.epoch + 1) + ", batch " +
                   std::to_string(k) + "): the loss or its gradient is not finite: " + not_finite +
                   "; the parameters are those before this step. A smaller --lr usually helps");
 }
 
 // ---- the end --------------------------------------------------------------------------------------------------------
-void Run::place(RunPosition& p) const {
+void Run::locate(RunPosition& p) const {
   const std::int64_t steps = accumulation->steps_per_epoch(), epoch_before = p.epoch;
   if (p.step == 0) return;
   p.epoch = std::min<std::int64_t>((p.step - 1) / steps, options.epochs - 1);
@@ -407,14 +396,14 @@ void Run::place(RunPosition& p) const {
   if (p.epoch != epoch_before) p.running_sums = {};
 }
 
-RunPosition Run::whole_position() {
-  RunPosition p = at;
-  p.running_sums = whole_;
+RunPosition Run::consistent_position() {
+  RunPosition p = position;
+  p.running_sums = consistent_sums_;
   // Parameters change only after a complete exchange. A step may have been applied before the exchange failed.
   const StepState state = optimizer.read_state();
-  const bool one_more = due && std::int64_t(state.step + state.skipped) - first_count_ > made_;
+  const bool one_more = step_ends && std::int64_t(state.step + state.skipped) - first_count_ > steps_done_;
   const std::int64_t step = strategy.steps(p.step + one_more);
-  if (step != p.step || one_more) p.step = step, place(p);
+  if (step != p.step || one_more) p.step = step, locate(p);
   return p;
 }
 
@@ -441,40 +430,35 @@ std::string Run::fail(const std::string& error) {
   return notes;
 }
 
-// Rank 0's result of the last epoch, where it alone evaluated.
-void Run::tell_result() {
-  std::ostringstream text;
-  text.precision(17);
-  if (!report.epochs.empty()) {
-    const EpochReport& e = report.epochs.back();
-    for (const auto& v : {e.validation_loss, e.validation_accuracy, e.test_loss, e.test_accuracy})
-      v ? text << *v << ' ' : text << "- ";
-  }
-  std::istringstream words(strategy.gather(text.str())[0]);
-  if (first_rank || report.epochs.empty()) return;
-  EpochReport& e = report.epochs.back();
-  std::string word;  // a stream reads no inf and no nan, which losses may be
-  for (auto* field : {&e.validation_loss, &e.validation_accuracy, &e.test_loss, &e.test_accuracy})
-    if (words >> word && word != "-") *field = std::strtod(word.c_str(), nullptr);
+// Gives all ranks rank 0's evaluation of the last epoch, where it alone evaluated.
+void Run::share_evaluation() {
+  EpochReport none;
+  EpochReport& e = report.epochs.empty() ? none : report.epochs.back();
+  const std::array fields{&e.validation_loss, &e.validation_accuracy, &e.test_loss, &e.test_accuracy};
+  std::array<std::optional<double>, 4> values;
+  std::transform(fields.begin(), fields.end(), values.begin(), [](const auto* field) { return *field; });
+  values = gathered(strategy, values)[0];
+  for (std::size_t i = 0; i < fields.size(); i++)
+    if (values[i]) *fields[i] = values[i];
 }
 
 FitReport Run::end() {
   const Measures mine = strategy.end();
-  if (report.stopped && nothing_left.empty() && !at.ended) {
+  if (report.stopped && nothing_left.empty() && !position.ended) {
     // Of ranks that step by themselves each is at a batch of its own: where the run is, its steps say.
-    const std::int64_t step = strategy.steps(at.step);
-    if (step != at.step || interrupted_ || !strategy.ranks().synchronous) at.step = step, place(at);
+    const std::int64_t step = strategy.steps(position.step);
+    if (step != position.step || interrupted_ || !strategy.ranks().synchronous) position.step = step, locate(position);
   }
   if (report.stopped)
     for (auto& c : callbacks) c->stopped(*this);
-  at.step = std::max(at.step, strategy.steps(at.step));
-  for (const std::string& rank : strategy.gather(text_of(mine))) measures.push_back(measures_in(rank));
-  if (strategy.size() > 1) tell_result();
+  position.step = std::max(position.step, strategy.steps(position.step));
+  for (const std::string& rank : strategy.gather(lines_of(mine))) measures.push_back(measures_in(rank));
+  if (strategy.size() > 1) share_evaluation();
   if (ema) ema->swap();
   make_whole(model, strategy);
   model.eval();
-  report.steps = at.step;
-  report.best_epoch = int(at.best_epoch);
+  report.steps = position.step;
+  report.best_epoch = int(position.best_epoch);
   for (auto& c : callbacks) c->end(*this);
   double exchanges = 0, refused = 0;  // of all ranks, with a parameter server
   for (const Measures& rank : measures)

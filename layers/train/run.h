@@ -8,16 +8,45 @@
 #include <vector>
 
 #include "autograd/memory_plan.h"
-#include "layers/export/import_export.h"
 #include "layers/optim/accumulation.h"
 #include "layers/train/callback.h"
-#include "layers/train/checkpoint_files.h"
+#include "layers/train/epoch_sums.h"
 #include "layers/train/fit.h"
 #include "layers/train/one_batch.h"
-#include "layers/train/recipe.h"
-#include "layers/train/running_mean.h"
 
 namespace tandem {
+
+// All settings that affect the result, without the machine and the program, by the options' names.
+Settings recipe_of(const FitOptions& options, const Task& task, const Optimizer& optimizer, const Strategy& strategy,
+                   const BatchSource& train);
+// The settings in the first line of the metrics, without the size of the run.
+MetricFields recipe_fields(const Settings& settings, const std::string& optimizer, std::int64_t batch);
+// Throws UsageError that names the first difference between the ranks. The location of the data may differ by host.
+// All ranks call it.
+void agree(Strategy& strategy, const Settings& settings, const FitOptions& options, bool resumes);
+
+// How the ranks share a batch.
+struct Cutting {
+  std::int64_t pictures = 0;  // of all ranks
+  int shares = 1;
+  bool one_step = true;  // the gradients of all shares make one step; otherwise each rank's gradient makes one
+  int times = 1;         // how many times larger the batch is than on one machine
+  std::int64_t smallest() const { return pictures / shares; }
+};
+Cutting cutting_of(const Strategy& strategy, const BatchSource& train, const Batch& first);
+
+// The learning rate of every step. A copy may be used from any thread.
+struct Rates {
+  double given = 0, base = 0;  // as requested; after scaling with the batch
+  double total = 0, steps_per_epoch = 1;
+  double rise = 0;  // steps from `given` to `base`, if the schedule has no warm-up
+  Schedule schedule;
+  double at(double step) const {
+    const double rate = step < rise ? given + (base - given) * step / rise : base;
+    return rate * schedule.factor(step, total, steps_per_epoch);
+  }
+};
+Rates rates_of(const FitOptions& options, double given, int times, double steps_per_epoch);
 
 class Run {
  public:
@@ -29,7 +58,7 @@ class Run {
 
   // ---- steps of the loop --------------------------------------------------------------------------------------------
   void begin();
-  bool has_epochs() const { return at.epoch < options.epochs && !report.stopped; }
+  bool has_epochs() const { return position.epoch < options.epochs && !report.stopped; }
   void begin_epoch();
   bool next_batch();  // false: the epoch has no further batch
   void begin_step();
@@ -38,7 +67,7 @@ class Run {
   void update();            // only queues work on a device
   void finish();            // on the host
   void end_step();          // throws NotFinite where this or an earlier step was not finite
-  bool stops() const { return strategy.over(at.step); }
+  bool stops() const { return strategy.over(position.step); }
   void end_training();  // of the epoch, on all ranks
   void evaluate();      // stops the run if a signal interrupts it
   void end_epoch();
@@ -61,20 +90,19 @@ class Run {
   std::map<std::string, std::string> about;  // the data and the model, for exports
   std::int64_t classes = 0;                  // 0: unknown
   std::int64_t global_batch = 0;             // pictures
-  ImportExport exports;
-  std::unique_ptr<MemoryPlan> memory_plan;  // if there is a budget
+  std::unique_ptr<MemoryPlan> memory_plan;   // if there is a budget
   std::optional<Ema> ema;
   std::optional<Accumulation> accumulation;
   Cutting cutting;
   Rates rates;
 
-  RunPosition at;              // the position of the run; at.epoch and at.batch are this rank's
+  RunPosition position;        // its epoch and batch are this rank's
   std::int64_t began = 0;      // the step at which this call began
   std::int64_t last_step = 0;  // the step after which the call ends at the latest
   std::string nothing_left;    // why there is no step to make; empty: there are steps
   Batch batch;                 // of the current step
   Variable batch_loss;         // between its forward and backward
-  bool due = false;            // the batch ends a step (with accumulation, other batches do not)
+  bool step_ends = false;      // the batch ends a step (with accumulation, other batches do not)
   bool eager = false;          // this step must not be replayed
   struct Step {                // valid if known
     bool known = false;
@@ -93,7 +121,7 @@ class Run {
   void request_stop(const std::string& why);
   void stop(const std::string& why) { report.stopped = true, reason = why; }  // at once; the same on all ranks
   void warn(const std::string& text);                                         // to all callbacks
-  RunPosition whole_position();  // after an exception: the position that matches the parameters
+  RunPosition consistent_position();  // after an exception: the position that matches the parameters
   Training training() { return {flat, optimizer, ema ? &*ema : nullptr, &strategy}; }
   std::int64_t batches_per_epoch() const { return data.train.batches_per_epoch(); }
   double total_steps() const { return rates.total; }
@@ -103,30 +131,27 @@ class Run {
  private:
   FlatMemory prepare();
   void resume();
+  void plan_memory();
   void phase(const char* name, bool begins);
   void read_step();
   void check_finite();
   [[noreturn]] void give_up(const std::string& elsewhere, std::int64_t back);
-  void place(RunPosition& at) const;  // sets epoch and batch from the step
+  void locate(RunPosition& p) const;  // sets epoch and batch from the step
   RunPlan plan();
   bool reads_step() const;
-  Evaluation evaluate_on(BatchSource& source);
-  void tell_result();
+  void share_evaluation();
 
   const double clip_before_;
   const IfNotFinite if_not_finite_before_;
   std::optional<Counters> counters_;
-  Tensor correct_;
-  RunningMean running_loss_;
-  double seen_ = 0;                            // pictures of the epoch on this rank, including the resumed part
-  MetricSums resumed_;                         // of the current epoch
-  MetricSums whole_;                           // after the last complete step
-  std::int64_t unread_ = 0, known_steps_ = 0;  // steps since the optimizer's state was read; its count then
-  std::int64_t made_ = 0, first_count_ = 0;    // steps of this rank; the optimizer's count before them
+  EpochSums sums_;
+  MetricSums resumed_;                             // of the current epoch
+  MetricSums consistent_sums_;                     // after the last complete step
+  std::int64_t unread_ = 0, known_steps_ = 0;      // steps since the optimizer's state was read; its count then
+  std::int64_t steps_done_ = 0, first_count_ = 0;  // steps of this rank; the optimizer's count before them
   std::chrono::steady_clock::time_point epoch_began_;
   double correct_before_ = 0;
-  std::int64_t finished_ = 0;  // epochs of the run
-  std::int64_t steps_at_end_ = 0;
+  EpochEnd ended_;  // the last epoch that ended on this rank
   bool interrupted_ = false;
   std::string asked_why_;
 };

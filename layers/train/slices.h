@@ -2,11 +2,25 @@
 // file is read, each rank reads its rows.
 #pragma once
 #include <cstddef>
+#include <cstring>
+#include <type_traits>
 #include <vector>
 
 #include "layers/train/strategy.h"
 
 namespace tandem {
+
+// The value of every rank, in the order of ranks; T{} for a lost rank. All ranks call it (Strategy::gather).
+template <class T>
+std::vector<T> gathered(Strategy& strategy, const T& mine, Strategy::Among among = Strategy::Among::all) {
+  static_assert(std::is_trivially_copyable_v<T>);
+  std::vector<T> all;
+  for (const std::string& bytes : strategy.gather({reinterpret_cast<const char*>(&mine), sizeof mine}, among)) {
+    all.emplace_back();
+    if (bytes.size() == sizeof(T)) std::memcpy(&all.back(), bytes.data(), sizeof(T));
+  }
+  return all;
+}
 
 // The bytes of a whole tensor of this shape, of which this rank has the slice `mine`. All ranks call it, in the same
 // order. Ranks that do not want the result get an empty vector, and need memory for 4 MiB of each slice at a time.

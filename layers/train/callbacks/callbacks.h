@@ -1,7 +1,7 @@
-// The callbacks of fit(), which do its work besides training, in the order in which they are called.
+// The callbacks of fit(), which do its work besides training, in the order in which they are called. Run::begin()
+// makes them; those with a Run may throw UsageError.
 #pragma once
 #include <memory>
-#include <vector>
 
 #include "layers/train/run.h"
 
@@ -10,7 +10,7 @@ namespace tandem {
 std::shared_ptr<Callback> stop_on_signal();   // SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGXCPU
 std::shared_ptr<Callback> profile(Run& run);  // FitOptions::profiler
 std::shared_ptr<Callback> write_metrics(Run& run);
-std::shared_ptr<Callback> write_exports();  // FitOptions::import_export
+std::shared_ptr<Callback> write_exports(Run& run);  // FitOptions::import_export
 std::shared_ptr<Callback> show_progress(Run& run);
 std::shared_ptr<Callback> warn_of_doubts();
 std::shared_ptr<Callback> stop_early();  // FitOptions::patience; finds the best epoch in any case
@@ -18,8 +18,5 @@ std::shared_ptr<Callback> save_checkpoints(Run& run);
 std::shared_ptr<Callback> overfit_batch();
 
 bool asked_to_stop();  // whether a signal asked fit() to stop; may be called from any thread
-
-// The callbacks of a run; fit() calls this when it begins. May throw UsageError; no file is written before that.
-std::vector<std::shared_ptr<Callback>> callbacks_of(Run& run);
 
 }  // namespace tandem

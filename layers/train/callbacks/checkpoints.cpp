@@ -14,14 +14,14 @@ class Checkpoints : public Callback {
   }
   void epoch_end(Run& run) override {
     save(run, run.files.last());
-    if (first_says(run, run.at.best_epoch == run.epoch.epoch)) save(run, run.files.best());
+    if (first_says(run, run.position.best_epoch == run.epoch.epoch)) save(run, run.files.best());
   }
   void stopped(Run& run) override {
-    if (run.nothing_left.empty() && first_says(run, saved_at_ != run.at.step)) save(run, run.files.last());
+    if (run.nothing_left.empty() && first_says(run, saved_at_ != run.position.step)) save(run, run.files.last());
   }
   std::string failed(Run& run, const std::string&) override {
     const std::string kept = !run.diverged ? "" : run.files.kept(saved_at_);
-    if (run.at.step == run.began || !run.strategy.saves_after_failure()) return kept;
+    if (run.position.step == run.began || !run.strategy.saves_after_failure()) return kept;
     if (run.flat.slice().count > 1) {
       std::fprintf(stderr,
                    "%s: a layer is cut over ranks, which must write it together, so nothing is written now; --resume "
@@ -29,7 +29,7 @@ class Checkpoints : public Callback {
                    run.strategy.where().c_str());
       return kept;
     }
-    const RunPosition at = run.whole_position();
+    const RunPosition at = run.consistent_position();
     if (!run.files.take_over(at)) return kept;
     save_checkpoint(run.files.last(), run.training(), at, run.settings);
     std::fprintf(stderr, "%s has written %s: the run after step %lld; --resume goes on with it\n",
@@ -48,8 +48,8 @@ class Checkpoints : public Callback {
     const bool gives_slices = run.files.wanted() && run.flat.slice().count > 1 && run.strategy.ranks().evaluates;
     if (!run.files.writes() && !gives_slices) return;
     if (run.files.writes()) run.strategy.synchronize(Strategy::Shared::optimizer, run.flat, run.optimizer);
-    save_checkpoint(run.files.writes() ? file : "", run.training(), run.at, run.settings);
-    saved_at_ = run.at.step;
+    save_checkpoint(run.files.writes() ? file : "", run.training(), run.position, run.settings);
+    saved_at_ = run.position.step;
   }
   std::int64_t saved_at_ = -1;  // the step of last.safetensors, once it is this run's
 };

@@ -14,7 +14,7 @@ std::pair<double, double> merit(const EpochReport& e) {
 class EarlyStop : public Callback {
  public:
   void epoch_end(Run& run) override {
-    RunPosition& at = run.at;
+    RunPosition& at = run.position;
     if (merit(run.epoch) > at.best) at.best = merit(run.epoch), at.best_epoch = run.epoch.epoch;
     if (!run.strategy.ranks().evaluates || run.options.patience == 0 || at.epoch >= run.options.epochs) return;
     at.ended = at.epoch - at.best_epoch >= run.options.patience;

@@ -13,56 +13,54 @@ namespace {
 class Metrics : public Callback {
  public:
   explicit Metrics(const Run& run)
-      : file_(run.first_rank && run.nothing_left.empty() ? run.options.metrics : "", run.files.resumes(), run.at.run) {}
+      : file_(run.first_rank && run.nothing_left.empty() ? run.options.metrics : "", run.files.resumes(),
+              run.position.run) {}
 
   void begin(Run& run) override {
-    MetricFields start{{"event", std::string(run.files.resumes() ? "resume" : "start")},
-                       {"run", run.at.run},
+    MetricFields start{{"event", run.files.resumes() ? "resume" : "start"},
+                       {"run", run.position.run},
                        {"parameters", run.flat.parameters()},
-                       {"epochs", std::int64_t(run.options.epochs)},
+                       {"epochs", run.options.epochs},
                        {"batches_per_epoch", run.batches_per_epoch()},
                        {"backend", run.backend.description()},
                        {"strategy", run.strategy.name()},
-                       {"ranks", std::int64_t(run.strategy.size())},
+                       {"ranks", run.strategy.size()},
                        {"seed", std::int64_t(run.options.seed)},
-                       {"step", run.at.step}};
+                       {"step", run.position.step}};
     for (auto& field : recipe_fields(run.settings, run.optimizer.name(), run.global_batch)) start.push_back(field);
     file_.write(start);
-    logged_ = run.at.step;
+    logged_ = run.position.step;
   }
   bool reads_step(const Run& run) const override { return logs(run); }
   void step_end(Run& run) override {
     if (logs(run))
-      file_.write({{"event", std::string("step")},
-                   {"step", run.at.step},
+      file_.write({{"event", "step"},
+                   {"step", run.position.step},
                    {"loss", run.step.loss},
                    {"learning_rate", run.step.learning_rate}});
-    logged_ = run.at.step;
+    logged_ = run.position.step;
   }
   void epoch_end(Run& run) override { file_.write(fields_of(run.epoch)); }
   void warning(Run& run, const std::string& text) override {
-    file_.write({{"event", std::string("warning")}, {"epoch", std::int64_t(run.epoch.epoch)}, {"text", text}});
+    file_.write({{"event", "warning"}, {"epoch", run.epoch.epoch}, {"text", text}});
   }
   std::string failed(Run& run, const std::string&) override {
     if (run.not_finite.empty()) return "";
-    file_.write({{"event", std::string("not_finite")}, {"step", run.at.step + 1}, {"reason", run.not_finite}});
-    file_.write({{"event", std::string("end")},
-                 {"steps", run.at.step},
-                 {"stopped", std::int64_t(1)},
-                 {"reason", std::string("not finite")}});
+    file_.write({{"event", "not_finite"}, {"step", run.position.step + 1}, {"reason", run.not_finite}});
+    file_.write({{"event", "end"}, {"steps", run.position.step}, {"stopped", 1}, {"reason", "not finite"}});
     return "";
   }
   void end(Run& run) override {
     if (run.strategy.size() > 1)
       for (std::size_t r = 0; r < run.measures.size(); r++) {
-        MetricFields rank{{"event", std::string("rank")}, {"rank", std::int64_t(r)}};
+        MetricFields rank{{"event", "rank"}, {"rank", std::int64_t(r)}};
         for (const auto& [name, value] : run.measures[r]) rank.push_back({name, value});
         file_.write(rank);
       }
-    MetricFields end{{"event", std::string("end")},
+    MetricFields end{{"event", "end"},
                      {"steps", run.report.steps},
-                     {"epochs", std::int64_t(run.at.epoch)},
-                     {"stopped", std::int64_t(run.report.stopped)},
+                     {"epochs", std::int64_t(run.position.epoch)},
+                     {"stopped", run.report.stopped},
                      {"reason", run.reason},
                      {"seconds", seconds_since(began_)}};
     for (const auto& [name, value] : run.measures[std::size_t(run.strategy.rank())]) end.push_back({name, value});
@@ -74,7 +72,7 @@ class Metrics : public Callback {
  private:
   bool logs(const Run& run) const {
     const std::int64_t every = run.options.log_every;
-    return every > 0 && run.at.step / every > logged_ / every;
+    return every > 0 && run.position.step / every > logged_ / every;
   }
   MetricsFile file_;
   std::int64_t logged_ = 0;
@@ -84,16 +82,18 @@ class Metrics : public Callback {
 }  // namespace
 
 MetricFields fields_of(const EpochReport& e) {
-  MetricFields f{{"event", std::string("epoch")}, {"epoch", std::int64_t(e.epoch)}, {"train_loss", e.train_loss}};
-  if (e.train_accuracy) f.push_back({"train_accuracy", *e.train_accuracy});
-  if (e.several()) f.push_back({"first_epoch", std::int64_t(e.first)});
-  if (e.validation_loss) f.push_back({"val_loss", *e.validation_loss});
-  if (e.validation_accuracy) f.push_back({"val_accuracy", *e.validation_accuracy});
-  if (e.test_loss) f.push_back({"test_loss", *e.test_loss});
-  if (e.test_accuracy) f.push_back({"test_accuracy", *e.test_accuracy});
-  f.push_back({"learning_rate", e.learning_rate});
-  f.push_back({"images_per_second", e.images_per_second});
-  f.push_back({"seconds", e.seconds});
+  MetricFields f{{"event", "epoch"}, {"epoch", e.epoch}, {"train_loss", e.train_loss}};
+  auto add = [&](const char* name, const std::optional<double>& value) {
+    if (value) f.push_back({name, *value});
+  };
+  add("train_accuracy", e.train_accuracy);
+  if (e.several()) f.push_back({"first_epoch", e.first});
+  add("val_loss", e.validation_loss);
+  add("val_accuracy", e.validation_accuracy);
+  add("test_loss", e.test_loss);
+  add("test_accuracy", e.test_accuracy);
+  f.insert(f.end(),
+           {{"learning_rate", e.learning_rate}, {"images_per_second", e.images_per_second}, {"seconds", e.seconds}});
   return f;
 }
 

@@ -1,7 +1,6 @@
 #include <cstdio>
 
 #include "core/error.h"
-#include "core/files/files.h"
 #include "core/text.h"
 #include "layers/train/callbacks/callbacks.h"
 
@@ -21,7 +20,7 @@ class OverfitBatch : public Callback {
   }
   void end(Run& run) override {
     if (run.first_rank && !(run.report.stopped && asked_to_stop()))
-      check(first_, last_, right_, run.at.step - run.began, run.at.step == std::int64_t(run.rates.total));
+      check(first_, last_, right_, run.position.step - run.began, run.position.step == std::int64_t(run.rates.total));
   }
 
  private:

@@ -1,7 +1,13 @@
+#include <cstdio>
 #include <list>
 #include <string_view>
 
+#include "autograd/tape.h"
+#include "core/backend.h"
+#include "core/files/atomic_file.h"
+#include "core/files/files.h"
 #include "core/trace/trace.h"
+#include "layers/export/summary.h"
 #include "layers/train/callbacks/callbacks.h"
 
 namespace tandem {
@@ -15,45 +21,131 @@ TrainingState state_of(const Run& run) {
   return s;
 }
 
-class ProfilerCallback : public Callback {
+// FitOptions::profiler. Only rank 0 prints and writes; the other ranks send it their traces.
+class ShowSteps : public Callback {
  public:
-  explicit ProfilerCallback(Run& run)
-      : profiler_(run.options.profiler, run.backend, run.strategy.rank(), run.at.step, run.last_step),
-        lane_(profiler_.trace(), "step") {
-    profiler_.share(run.strategy);
+  // Throws UsageError when a file cannot be written, or contains something else: before the training.
+  explicit ShowSteps(Run& run) : options_(run.options.profiler), memory_of_(run.backend.memory()) {
+    if (!run.first_rank)
+      options_ = {.dot = {}, .trace = options_.trace, .warm_up = options_.warm_up, .steps = options_.steps};
+    // A short run has fewer steps to spare: at least one is shown, and the first only when there is no other.
+    const std::int64_t all = run.last_step - run.position.step;
+    options_.steps = std::max<std::int64_t>(1, std::min(options_.steps, all - 1));
+    first_ = run.position.step + std::max<std::int64_t>(0, std::min(options_.warm_up, all - options_.steps));
+    if (!options_.dot.empty()) check_replaceable("--dot", options_.dot, "digraph tape", "a picture of a tape");
+    if (!options_.trace.empty() && run.first_rank)
+      check_replaceable("--trace", options_.trace, "began_unix_us", "a trace");
+    for (const std::string& file : {options_.dot, options_.trace})
+      if (!file.empty() && run.first_rank) AtomicFile probe(file);  // without commit() nothing changes
+    if (!options_.profile && options_.trace.empty()) return;
+    trace_.emplace("tandem", run.strategy.rank());
+    for (const char* lane : {"step", "forward", "backward", "optimizer", "evaluation"}) trace_->lane(lane);
+    trace_->record(false);
+    follower_ = run.backend.follower();
+    if (follower_) trace_->follow(follower_.get());
+    lane_.emplace(&*trace_, "step");
+    if (options_.trace.empty() || run.strategy.size() == 1) return;
+    trace_->name(run.strategy.where());
+    clock_ = run.strategy.watch(*trace_);
   }
+
   void begin(Run& run) override {
-    if (!run.options.profiler.summary || !run.first_rank) return;
+    if (!options_.summary) return;
     Alone alone;
-    profiler_.before(run.model, run.data.train.make(0, 0).images, state_of(run));
+    const Tensor images = run.data.train.make(0, 0).images;
+    ModelSummary s = summary(run.model, images.shape(), images.dtype());
+    s.state = state_of(run);
+    std::printf("%s", s.text().c_str());
+    std::fflush(stdout);
   }
+
   void phase(Run& run, const char* name, bool begins) override {
     const std::string_view which = name;
     if (which == "step") {
       step_.reset();
-      if (begins) profiler_.step(run.at.step), step_.emplace("step", "phase", nullptr, run.at.step);
+      if (begins) begin_step(run.position.step);
       return;
     }
-    if (which == "evaluation" && begins) profiler_.evaluation(true);
-    if (begins)
-      open_.emplace_back(profiler_, name);
-    else
-      open_.pop_back();
-    if (which == "evaluation" && !begins) profiler_.evaluation(false);
-    if (which == "forward" && !begins) profiler_.tape(run.batch_loss);
+    if (begins) {
+      if (which == "evaluation" && trace_) trace_->record(!std::exchange(evaluated_, true) && !options_.trace.empty());
+      open_.emplace_back(trace_ ? &*trace_ : nullptr, name);
+      if (shows_memory()) memory_of_.reset_peak();
+      return;
+    }
+    open_.pop_back();
+    if (which == "evaluation" && trace_) trace_->record(false);
+    if (which != "evaluation" && shows_memory()) {
+      const MemoryStatistics s = memory_of_.statistics();
+      memory_.phases.push_back({name, s.peak_bytes, by_use(s.at_peak)});
+      memory_.live_bytes = s.live_bytes;
+      memory_.reserved_bytes = s.reserved_bytes;
+    }
+    if (which == "forward") show_tape(run.batch_loss);
   }
-  bool looks_inside(const Run&) const override { return profiler_.looks(); }
-  void end(Run&) override { profiler_.end(); }
+  // A step that is replayed on a device cannot be observed.
+  bool looks_inside(const Run&) const override {
+    return (trace_ && trace_->recording()) || (!options_.dot.empty() && !drawn_) || shows_memory();
+  }
+
+  void end(Run& run) override {
+    if (follower_) trace_->collect(), trace_->follow(nullptr);
+    if (trace_) trace_->record(false);
+    if (options_.profile) std::printf("%s", profile_of(*trace_).text().c_str());
+    if (options_.memory) std::printf("%s", memory_.text().c_str());
+    auto nothing = [](const char* option, const std::string& file) {
+      std::fprintf(stderr, "%s %s: not written, since no step that it would show was made\n", option, file.c_str());
+    };
+    std::vector<std::string> others;
+    if (!options_.trace.empty() && run.strategy.size() > 1) {
+      others = run.strategy.gather(run.first_rank ? "" : trace_->events(clock_.ns));
+      std::erase(others, "");  // rank 0's, and those of ranks that were lost
+    }
+    if (!options_.trace.empty() && run.first_rank)
+      current_ >= first_ ? trace_->write(options_.trace, others) : nothing("--trace", options_.trace);
+    if (!options_.dot.empty() && !drawn_) nothing("--dot", options_.dot);
+    std::fflush(stdout);
+    options_ = {};
+  }
 
  private:
-  Profiler profiler_;
-  OnLane lane_;
+  void begin_step(std::int64_t number) {
+    current_ = number;
+    if (trace_) trace_->collect(), trace_->record(number >= first_ && number < first_ + options_.steps);
+    if (Trace::Lane* lane = tracing()) lane->counter("bytes in use", double(memory_of_.statistics().live_bytes));
+    step_.emplace("step", "phase", nullptr, number);
+  }
+  void show_tape(const Variable& loss) {
+    if (!options_.dot.empty() && !std::exchange(drawn_, true)) write_dot(loss, options_.dot);
+    if (!shows_memory()) return;
+    for (const TapeEntry& e : tape_of(loss)) {
+      if (e.saved_bytes == 0) continue;
+      memory_.by_op[e.node->op] += e.saved_bytes;
+      memory_.by_module[e.node->scope->empty() ? "(model)" : *e.node->scope] += e.saved_bytes;
+      memory_.saved_bytes += e.saved_bytes;
+    }
+  }
+  bool shows_memory() const { return options_.memory && current_ + 1 == first_ + options_.steps; }
+
+  struct Phase {  // while it runs
+    Phase(Trace* trace, const char* name) : lane(trace, name), span(name) {}
+    OnLane lane;
+    Span span;
+  };
+  ProfilerOptions options_;
+  CachingAllocator& memory_of_;
+  std::int64_t first_ = 0, current_ = -1;  // of the steps that are shown; the present one
+  bool drawn_ = false, evaluated_ = false;
+  std::unique_ptr<Follower> follower_;  // of the device, if it is one
+  std::optional<Trace> trace_;
+  std::optional<OnLane> lane_;
+  Strategy::ClockOffset clock_;
+  MemoryReport memory_;
   std::optional<Span> step_;
-  std::list<Profiler::Phase> open_;
+  std::list<Phase> open_;
 };
 
 }  // namespace
 
-std::shared_ptr<Callback> profile(Run& run) { return std::make_shared<ProfilerCallback>(run); }
+std::shared_ptr<Callback> profile(Run& run) { return std::make_shared<ShowSteps>(run); }
 
 }  // namespace tandem

@@ -1,18 +1,32 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 
 #include "core/clock.h"
 #include "core/text.h"
 #include "layers/train/callbacks/callbacks.h"
-#include "layers/train/recipe.h"
 
 namespace tandem {
 namespace {
 
 long long whole(std::int64_t n) { return n; }
+
+// "batch 128 = 4 × 32, as on one machine".
+std::string text_of(const Run& run) {
+  const Cutting& c = run.cutting;
+  const FitOptions& options = run.options;
+  const double rate = run.rates.given;
+  const std::string lr = ", lr " + digits(rate);
+  if (run.strategy.ranks().batch_shares == 1)
+    return "batch " + std::to_string(c.pictures * options.accumulate) + " a push" + lr;
+  std::string shares =
+      "batch " + std::to_string(c.pictures) + " = " + std::to_string(c.shares) + " × " + std::to_string(c.smallest());
+  if (c.pictures % c.shares) shares += " or " + std::to_string(c.smallest() + 1);
+  const bool parts = !options.sync_batch_norm && !run.model.buffers().empty();
+  if (c.times == 1) return shares + (!c.one_step ? lr : parts ? ", steps as on one machine" : ", as on one machine");
+  return shares + lr + " → " + digits(scaled(options.lr_scale, rate, c.times)) + " (" + name_of(options.lr_scale) + ")";
+}
 
 // One line that renews itself ten times a second on a terminal; otherwise a line an epoch. On stderr, of rank 0.
 class Progress : public Callback {
@@ -26,8 +40,7 @@ class Progress : public Callback {
     else if (!run.options.resume.empty())
       std::fprintf(stderr, "%s holds no checkpoint: the run begins\n", run.options.checkpoint.c_str());
     if (run.strategy.size() == 1) return;
-    std::fprintf(stderr, "%d ranks, %s: %s\n", run.strategy.size(), run.strategy.name().c_str(),
-                 text_of(run.cutting, run.model, run.strategy, run.options, run.rates.given).c_str());
+    std::fprintf(stderr, "%d ranks, %s: %s\n", run.strategy.size(), run.strategy.name().c_str(), text_of(run).c_str());
   }
   void phase(Run& run, const char* name, bool begins) override {
     if (begins && run.batch.index == 0 && std::string_view(name) == "step") epoch_began_ = Clock::now();
@@ -58,7 +71,7 @@ class Progress : public Callback {
     clear();
     tell_plan(run);
     if (on_ && run.nothing_left.empty())
-      std::fprintf(stderr, "stopped after step %lld of %lld (%s)\n", whole(run.at.step),
+      std::fprintf(stderr, "stopped after step %lld of %lld (%s)\n", whole(run.position.step),
                    whole(std::int64_t(run.rates.total)), run.reason.c_str());
   }
   std::string failed(Run&, const std::string&) override { return clear(), ""; }
@@ -69,7 +82,7 @@ class Progress : public Callback {
       std::fprintf(stderr, "%s\n", run.memory_plan->report().c_str());
   }
   void resumed(const Run& run) {
-    const RunPosition& at = run.at;
+    const RunPosition& at = run.position;
     std::fprintf(stderr, "%s: %lld of %d epochs are done", run.files.from().c_str(), whole(at.epoch),
                  run.options.epochs);
     if (at.batch > 0) std::fprintf(stderr, " and %lld of %lld batches", whole(at.batch), whole(at.batches));

@@ -1,5 +1,6 @@
 #include <atomic>
 #include <csignal>
+#include <cstring>
 #include <ctime>
 #include <mutex>
 
@@ -25,6 +26,8 @@ double now() {  // what a handler may call
   return double(t.tv_sec) + 1e-9 * double(t.tv_nsec);
 }
 
+std::string name_of(int signal) { return std::string("SIG") + sigabbrev_np(signal); }
+
 class StopOnSignal : public Callback {
  public:
   StopOnSignal() {
@@ -36,7 +39,7 @@ class StopOnSignal : public Callback {
     struct sigaction action {};
     action.sa_handler = handle;
     action.sa_flags = SA_RESTART;
-    for (auto& [number, name, before] : handled_) {
+    for (auto& [number, before] : handled_) {
       struct sigaction present {};
       sigaction(number, &action, &present);
       if (present.sa_handler != handle) before = present;                     // a training that failed has left ours
@@ -48,7 +51,7 @@ class StopOnSignal : public Callback {
     if (--trainings_ > 0) return;
     stop_signal = 0;
     if (failed_) ends_after = now() + to_print_the_error;
-    for (auto& [number, name, before] : handled_)
+    for (auto& [number, before] : handled_)
       if (!failed_) sigaction(number, &before, nullptr);
   }
 
@@ -64,12 +67,6 @@ class StopOnSignal : public Callback {
     return "";
   }
 
-  static const char* name_of(int signal) {
-    for (auto& [number, name, before] : handled_)
-      if (number == signal) return name;
-    return "";
-  }
-
  private:
   static void handle(int number) {
     if (warns_of_the_end(number) || ends_after == 0) {
@@ -82,11 +79,10 @@ class StopOnSignal : public Callback {
   }
   struct Handled {
     int number;
-    const char* name;
     struct sigaction before;
   };
-  static inline Handled handled_[] = {{SIGINT, "SIGINT", {}},   {SIGTERM, "SIGTERM", {}}, {SIGHUP, "SIGHUP", {}},
-                                      {SIGUSR1, "SIGUSR1", {}}, {SIGUSR2, "SIGUSR2", {}}, {SIGXCPU, "SIGXCPU", {}}};
+  static inline Handled handled_[] = {{SIGINT, {}},  {SIGTERM, {}}, {SIGHUP, {}},
+                                      {SIGUSR1, {}}, {SIGUSR2, {}}, {SIGXCPU, {}}};
   static inline std::mutex mutex_;
   static inline int trainings_ = 0;  // in this process, now: the first takes the signals, the last gives them back
   bool failed_ = false;

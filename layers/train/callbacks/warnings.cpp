@@ -1,7 +1,7 @@
 #include <cmath>
 
+#include "core/text.h"
 #include "layers/train/callbacks/callbacks.h"
-#include "layers/train/recipe.h"
 
 namespace tandem {
 namespace {
@@ -14,12 +14,39 @@ bool guesses(const MetricSums& trained, std::int64_t classes) {
   return 3 * error < p / 3 && trained.correct / trained.samples < p + 3 * error;
 }
 
+// With a batch that grows with the ranks, fewer steps than these were measured to end below one machine
+// (dist/REFERENCE.md).
+constexpr double few_steps = 600;
+
+// Settings that probably give a worse result.
+std::vector<std::string> doubts(const Run& run) {
+  const Cutting& c = run.cutting;
+  const FitOptions& options = run.options;
+  const double steps = run.rates.total;
+  std::vector<std::string> all;
+  if (c.shares > 1 && c.smallest() < 16 && !options.sync_batch_norm && !run.model.buffers().empty())
+    all.push_back("batch norm has only " + std::to_string(c.smallest()) +
+                  " pictures of a batch on each rank: --sync-bn takes all of them (under all-reduce); or a larger "
+                  "--batch, or fewer ranks");
+  if (c.times > 1 && steps < few_steps)
+    all.push_back(std::to_string(std::int64_t(steps)) + " steps are few for a batch of " + std::to_string(c.pictures) +
+                  ": more --epochs, or --batch " + std::to_string(c.smallest()) + " for the steps of one machine");
+  if (options.accumulate > run.batches_per_epoch())
+    all.push_back("--accumulate " + std::to_string(options.accumulate) + ": an epoch has " +
+                  std::to_string(run.batches_per_epoch()) + " batches, so each epoch makes one smaller step");
+  const double first_change =
+      options.schedule.milestones.empty() ? options.schedule.every : options.schedule.milestones.front();
+  if (options.schedule.kind == Schedule::Kind::step && options.schedule.warmup + first_change >= options.epochs &&
+      options.epochs > 0)
+    all.push_back("--schedule: its first change, after epoch " + digits(options.schedule.warmup + first_change) +
+                  ", is not within the run: --epochs " + std::to_string(options.epochs));
+  return all;
+}
+
 class Warnings : public Callback {
  public:
   void begin(Run& run) override {
-    for (const std::string& doubt :
-         doubts(run.cutting, run.model, run.options, run.rates.total, run.batches_per_epoch()))
-      run.warn(doubt);
+    for (const std::string& doubt : doubts(run)) run.warn(doubt);
   }
   void epoch_end(Run& run) override {
     if (!run.one_batch && run.task.has_accuracy && guesses(run.trained, run.classes))
