@@ -32,7 +32,7 @@ WERROR    ?= $(if $(filter true 1,$(CI)),1)# warnings are errors; so they are in
 PACKAGES_DEMO  := git make g++ nlohmann-json3-dev libdnnl-dev zlib1g-dev libstb-dev libucx-dev libssl-dev curl ca-certificates
 PACKAGES_FILES := libprotobuf-dev protobuf-compiler
 PACKAGES_TESTS := libgtest-dev pkg-config procps iproute2 python3
-PACKAGES_CI    := clang clang-format libclang-rt-dev libomp-dev llvm libjxl-tools zstd openmpi-bin libopenmpi-dev
+PACKAGES_CI    := python3-matplotlib clang clang-format libclang-rt-dev libomp-dev llvm libjxl-tools zstd openmpi-bin libopenmpi-dev
 
 # ---- make itself -----------------------------------------------------------------------------------------------------
 .DEFAULT_GOAL := all
@@ -70,7 +70,7 @@ chosen := $(call either,$(ONEDNN_ON),$(filter-out core/cpu/none.cpp,$(wildcard c
           $(call either,$(STB_ON),$(wildcard datasets/image.cpp),datasets/image_none.cpp) \
           $(call either,$(PROTOBUF_ON),layers/export/onnx.cpp layers/export/tensorboard.cpp,layers/export/none.cpp) \
           $(call either,$(CUDA_ON),$(cuda_room),cuda/none.cpp) \
-          $(call either,$(if $(NCCL_REASON),,1),$(wildcard dist/collectives/nccl.cpp),dist/collectives/nccl_none.cpp) \
+          $(call either,$(NCCL_ON),$(wildcard dist/collectives/nccl.cpp),dist/collectives/nccl_none.cpp) \
           $(call either,$(UCX_ON),$(network),dist/job/none.cpp)
 pairs  := datasets/gzip.cpp datasets/gzip_none.cpp datasets/image.cpp datasets/image_none.cpp \
           layers/export/onnx.cpp layers/export/tensorboard.cpp layers/export/none.cpp \
@@ -83,13 +83,13 @@ sources  := $(sort $(filter-out $(pairs),$(common)) $(chosen))
 plans := $(if $(or $(CUDA_EMPTY),$(filter-out nvcc,$(CUDA_MISSING)),$(filter $(foreach n,0 1 2 3 4 5 6 7,9.$n.%),$(CUDNN_VERSION))),,$\
            $(BUILD)/cuda_plans)
 # Programs that look inside a room which is not there are left out with it.
-rooms_off := $(if $(ONEDNN_ON),,core/cpu/) $(if $(CUDA_ON),,cuda/) $(if $(NCCL_REASON),dist/collectives/nccl_functions.h) $(if $(UCX_ON),,$(network:.cpp=.h))
+rooms_off := $(if $(ONEDNN_ON),,core/cpu/) $(if $(CUDA_ON),,cuda/) $(if $(NCCL_REASON),tests/fake_nccl.h) $(if $(UCX_ON),,$(network:.cpp=.h))
 programs_of = $(filter-out $(left_out),$(sort $(wildcard $1)))
 left_out := $(if $(strip $(rooms_off)),$(filter-out $(if $(plans),tests/cuda_plans.cpp),$(shell grep -lE '^\#include "($(call join_by,$(rooms_off),|))' \
               examples/*.cpp tests/*.cpp tests/bench/*.cpp 2>/dev/null)))
 examples := $(call programs_of,examples/*.cpp)
 benches  := $(call programs_of,tests/bench/*.cpp)
-tests    := $(call programs_of,tests/test_*.cpp tests/support*.cpp tests/dumps.cpp tests/op_table.cpp tests/fuzz/targets.cpp)
+tests    := $(call programs_of,tests/test_*.cpp tests/support*.cpp tests/fake_nccl.cpp tests/dumps.cpp tests/op_table.cpp tests/fuzz/targets.cpp)
 gpu_check := $(wildcard tests/gpu/*.cpp) tests/dumps.cpp tests/op_table.cpp# what only a GPU can tell, without GoogleTest
 CHECKS   ?= $(sort $(wildcard tests/check_*.sh))
 
@@ -98,7 +98,7 @@ objects  := $(addprefix $(OBJ)/,$(addsuffix .o,$(basename $(sources)))) $(OBJ)/b
 launcher := $(if $(UCX_ON),$(BUILD)/tandem-run)
 programs := $(addprefix $(BUILD)/,$(basename $(notdir $(examples)))) $(launcher)
 bench_programs := $(benches:tests/bench/%.cpp=$(BUILD)/bench_%)
-test_objects   := $(tests:%.cpp=$(OBJ)/%.o)
+test_objects   := $(tests:%.cpp=$(OBJ)/%.o) $(if $(NCCL_ON)$(NCCL_REASON),,$(OBJ)/dist/collectives/nccl.o)# tested without a GPU, too
 every_object   := $(sort $(objects) $(test_objects) $(patsubst %.cpp,$(OBJ)/%.o,$(examples) $(benches) $(gpu_check) tests/strangers.cpp $(if $(plans),cuda/plans.cpp tests/cuda_plans.cpp))) \
                   $(if $(launcher),$(OBJ)/dist/job/tandem-run.o)
 
@@ -143,7 +143,7 @@ $(OBJ)/%.kernel.o: %.kernel.cpp $(BUILD)/kernel.flags | $(parsed)
 $(OBJ)/%.o: %.cu $(BUILD)/kernel.flags
 	$(call say,nvcc $<)$(device) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
 $(OBJ)/cuda/%.o $(OBJ)/dist/%.o $(OBJ)/tests/test_cuda%.o: compile += $(if $(CUDA_ON),-I$(CUDA_HOME)/include)
-$(OBJ)/dist/collectives/nccl.o $(OBJ)/tests/test_nccl.o $(if $(CUDA_ON),,$(OBJ)/cuda/plans.o) $(OBJ)/tests/cuda_plans.o: compile += -I$(CUDA_HOME)/include
+$(OBJ)/dist/collectives/nccl.o $(OBJ)/tests/fake_nccl.o $(OBJ)/tests/test_nccl.o $(if $(CUDA_ON),,$(OBJ)/cuda/plans.o) $(OBJ)/tests/cuda_plans.o: compile += -I$(CUDA_HOME)/include
 # stb shifts signed numbers as it likes: UBSan would stop at the first picture.
 $(OBJ)/datasets/image.o: compile += $(if $(findstring undefined,$(SANITIZE)),-fno-sanitize=undefined)
 # Runs before a sanitizer has begun.
@@ -242,7 +242,7 @@ help:
 	@echo 'make drill        kills, stops and cuts of training jobs, drawn from DRILL_SEED (DRILLS=50)'
 	@echo 'make strangers    STRANGERS=10000 connections to a training job from somebody who does not belong there'
 	@echo 'make experiments-check    runs EXPERIMENT_CHECK=3 rows of the committed experiments again and compares'
-	@echo 'make gpu-check    what only a machine with a GPU can tell (STAGE=ops, train, bench or memory: a part)'
+	@echo 'make gpu-check    what only a machine with a GPU can tell (STAGE=ops, train, bench, memory, …: a part)'
 	@echo 'make gpu-bundle   the same for another machine: a folder with programs, libraries and data'
 	@echo 'make cuda-plans   which convolutions cuDNN has plans for, on GPUs that are not here'
 	@echo 'make course       checks the exercises of examples/course (N=3: one; SOLUTIONS=1: with the solutions)'

@@ -32,18 +32,9 @@ struct Keep {
   static constexpr auto name = "where";
   bool inverted;
   Attributes attributes() const { return {{"inverted", {double(inverted)}}}; }
-  template <class A>
-  TANDEM_HD A f(A x, A m) const {
-    return (m != 0) != inverted ? x : A(-0.0);
-  }
-  template <class A>
-  TANDEM_HD A da(A g, A, A m) const {
-    return (m != 0) != inverted ? g : A(0);
-  }
-  template <class A>
-  TANDEM_HD A db(A, A, A) const {
-    return A(0);
-  }
+  TANDEM_HD auto f(auto x, auto m) const { return (m != 0) != inverted ? x : decltype(x)(-0.0); }
+  TANDEM_HD auto da(auto g, auto, auto m) const { return (m != 0) != inverted ? g : 0; }
+  TANDEM_HD auto db(auto g, auto, auto) const { return decltype(g)(0); }
 };
 
 }  // namespace

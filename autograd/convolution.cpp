@@ -10,8 +10,8 @@ namespace {
 struct Conv2dNode : Node {
   static constexpr auto name = "conv2d";
   ConvShape s;
-  bool relu;
-  Conv2dNode(const ConvShape& shape, bool r) : Node(name), s(shape), relu(r) {}
+  Conv2dOptions options;
+  Conv2dNode(const ConvShape& shape, const Conv2dOptions& o) : Node(name), s(shape), options(o) {}
   double flops() const override { return s.flops(); }
   Attributes attributes() const override {
     return {{"window", {double(s.kh), double(s.kw)}},
@@ -19,12 +19,23 @@ struct Conv2dNode : Node {
             {"padding", {double(s.pad_h), double(s.pad_w)}},
             {"dilation", {double(s.dilation_h), double(s.dilation_w)}},
             {"groups", {double(s.groups)}},
-            {"relu", {double(relu)}}};
+            {"relu", {double(options.relu)}}};
+  }
+  // The weights are passed as a view without a name: a backend keeps a prepared form of a parameter that it meets
+  // twice.
+  Recomputation recompute(Operands in) const override {
+    return {{in[0]->value(), in[1]->value(), in[2]->defined() ? in[2]->value() : Tensor()},
+            [o = options](std::span<const Tensor> s) {
+              auto* weights = const_cast<std::byte*>(static_cast<const std::byte*>(s[1].raw()));
+              const Tensor w =
+                  Tensor::wrap(s[1].backend(), weights, s[1].shape(), s[1].dtype(), std::make_shared<Tensor>(s[1]));
+              return conv2d(Variable(s[0]), Variable(w), Variable(s[2]), o).value();
+            }};
   }
   void backward(Tensor dy, std::span<GradientSlot> slots) override {
     const Tensor &x = kept(0), &w = kept(1);
     Backend& backend = dy.backend();
-    if (relu) dy = mask_positive(kept(2), std::move(dy));
+    if (options.relu) dy = mask_positive(kept(2), std::move(dy));
     if (slots[2].wanted()) {
       auto [db, add] = slots[2].destination(backend, {s.c_out}, w.dtype());
       backend.sum_rows(dy, *db, add);
@@ -75,10 +86,9 @@ Variable conv2d(const Variable& x, const Variable& w, const Variable& bias, cons
           " for ", s.c_out, " output channels");
   Tensor y(x.backend(), {s.n, s.out_h(), s.out_w(), s.c_out}, x.dtype());
   const Tensor* b = bias.defined() ? &bias.value() : nullptr;
-  check_inputs("conv2d", x.value(), {&w.value(), b});
-  if (s.n > 0)  // an empty batch is nothing for a backend
+  if (s.n > 0)  // backends are not called for an empty batch
     y.backend().conv2d(s, x.value(), w.value(), b, o.relu, y);
-  return record<Conv2dNode>(y, {&x, &w, &bias}, {x.value(), w.value(), o.relu ? y : Tensor()}, s, o.relu);
+  return record<Conv2dNode>(y, {&x, &w, &bias}, {x.value(), w.value(), o.relu ? y : Tensor()}, s, o);
 }
 
 }  // namespace tandem

@@ -12,7 +12,7 @@ namespace {
 template <class T>
 struct Drop {
   std::int64_t row_length, groups;  // groups of four in a row
-  std::uint32_t stream, threshold;  // an element falls when its word is below the threshold
+  std::uint32_t stream, threshold;  // an element is dropped if its word is below the threshold
   float keep_scale;
   const StepState* state;  // null: seed and epoch below
   std::uint64_t seed;
@@ -31,24 +31,32 @@ struct Drop {
       if (e >= row_length) break;
       bool kept = words.w[k] >= threshold;
       mask[base + e] = kept;
-      y[base + e] = T(Accumulator<T>(x[base + e]) * Accumulator<T>(kept ? keep_scale : 0));  // a NaN that falls is seen
+      // A NaN stays visible even if it is dropped
+      y[base + e] = T(Accumulator<T>(x[base + e]) * Accumulator<T>(kept ? keep_scale : 0));
     }
   }
 };
 
+// y = x·mask, for the gradient, and when the result is computed again.
 template <class T>
-struct DropBackward {
+struct DropMasked {
   float keep_scale;
   bool add;
   const std::uint8_t* mask;
-  const T* dy;
-  T* dx;
+  const T* x;
+  T* y;
   TANDEM_HD void operator()(std::int64_t i) const {
     using A = Accumulator<T>;
-    A g = A(dy[i]) * A(mask[i] ? keep_scale : 0);
-    dx[i] = T(add ? A(dx[i]) + g : g);
+    A v = A(x[i]) * A(mask[i] ? keep_scale : 0);
+    y[i] = T(add ? A(y[i]) + v : v);
   }
 };
+void drop_masked(float keep_scale, const Tensor& mask, const Tensor& x, Tensor& y, bool add) {
+  dispatch(x.dtype(), "dropout", [&]<class T> {
+    launch(x.backend(), x.numel(),
+           DropMasked<T>{keep_scale, add, mask.data<std::uint8_t>(), x.data<T>(), y.write<T>()});
+  });
+}
 
 struct DropoutNode : Node {
   static constexpr auto name = "dropout";
@@ -56,12 +64,15 @@ struct DropoutNode : Node {
   explicit DropoutNode(float s) : Node(name), keep_scale(s) {}
   Attributes attributes() const override { return {{"keep_scale", {double(keep_scale)}}}; }
   void backward(Tensor dy, std::span<GradientSlot> slots) override {
-    const Tensor& mask = kept(0);
     auto [dx, add] = slots[0].destination(dy.backend(), dy.shape(), dy.dtype());
-    dispatch(dy.dtype(), name, [&, dx = dx, add = add]<class T> {
-      launch(dy.backend(), dy.numel(),
-             DropBackward<T>{keep_scale, add, mask.data<std::uint8_t>(), dy.data<T>(), dx->template write<T>()});
-    });
+    drop_masked(keep_scale, kept(0), dy, *dx, add);
+  }
+  Recomputation recompute(Operands in) const override {
+    return {{in[0]->value(), saved[0].tensor}, [scale = keep_scale](std::span<const Tensor> s) {
+              Tensor y = Tensor::like(s[0]);
+              drop_masked(scale, s[1], s[0], y, false);
+              return y;
+            }};
   }
 };
 
@@ -76,7 +87,8 @@ Variable dropout(const Variable& x, double p, std::uint32_t layer) {
   std::int64_t row = x.value().numel() / x.size(0), groups = (row + 3) / 4;
   bool known = m.samples.defined() && m.samples.numel() == x.size(0);
   float keep_scale = float(1 / (1 - p));
-  const bool loop = m.step_state.defined();  // which counts steps and epochs; otherwise calls take the epochs' place
+  // The training loop counts steps and epochs; otherwise the number of the call replaces the epoch
+  const bool loop = m.step_state.defined();
   // Another call of the module: another mask
   if (loop && layer != by_call && !m.draws.first_of(layer)) layer = by_call;
   std::uint32_t call = 0;

@@ -3,14 +3,14 @@
 //
 //   struct Softsign {
 //     static constexpr auto name = "softsign";
-//     static constexpr From from = From::x;
-//     template <class A> TANDEM_HD A f(A x) const { return x / (1 + std::fabs(x)); }
-//     template <class A> TANDEM_HD A df(A g, A x) const { A d = 1 + std::fabs(x); return g / (d * d); }
+//     TANDEM_HD auto f(auto x) const { return x / (1 + std::fabs(x)); }
+//     TANDEM_HD auto df(auto g, auto x) const { return g / ((1 + std::fabs(x)) * (1 + std::fabs(x))); }
 //   };
 //   Variable softsign(const Variable& x) { return elementwise(Softsign{}, x); }
 //
-// A is the type of the arithmetic: float, or double for f64. g is the gradient of the result. A functor with members
-// returns them from `Attributes attributes() const` (for ONNX and for records of a model). Use <cmath> with std:: and
+// x is a float, or a double for f64; a constant that is no integer is converted to its type: decltype(x)(0.1). g is the
+// gradient of the result. df reads the input, or what `static constexpr From from` says. A functor with members returns
+// them from `Attributes attributes() const` (for ONNX and for records of a model). Use <cmath> with std:: and
 // core/math.h. Include this file in a file whose name ends in .kernel.cpp, which nvcc compiles in a build with CUDA. In
 // other files the operation runs on the CPU only (in examples/ the Makefile chooses the compiler).
 #pragma once
@@ -21,6 +21,14 @@
 namespace tandem {
 
 enum class From { x, y, nothing };  // df reads the input, the output, or neither; the tensor it reads is saved
+
+template <class Op>
+constexpr From from_of() {
+  if constexpr (requires { Op::from; })
+    return Op::from;
+  else
+    return From::x;
+}
 
 template <class Op>
 Attributes attributes_of(const Op& op) {
@@ -41,9 +49,10 @@ struct UnaryForward {
   TANDEM_HD void operator()(std::int64_t i) const { store(i, value(i)); }
 };
 
-template <class Op, class T, bool add>
+template <class Op, class T>
 struct UnaryBackward {
   Op op;
+  bool add;
   const T *kept, *dy;
   T* dx;
   TANDEM_HD T value(std::int64_t i) const {
@@ -61,15 +70,15 @@ struct UnaryNode : Node {
   Op op;
   explicit UnaryNode(const Op& f) : Node(name), op(f) {}
   Attributes attributes() const override { return attributes_of(op); }
+  Recomputation recompute(Operands in) const override {
+    return {{in[0]->value()}, [f = op](std::span<const Tensor> s) { return elementwise(f, Variable(s[0])).value(); }};
+  }
   void backward(Tensor dy, std::span<GradientSlot> slots) override {
-    const Tensor& kept_value = Op::from == From::nothing ? dy : kept(0);
+    const Tensor& kept_value = from_of<Op>() == From::nothing ? dy : kept(0);
     auto [dx, add] = slots[0].destination(dy.backend(), dy.shape(), dy.dtype());
     dispatch(dy.dtype(), name, [&, dx = dx, add = add]<class T> {
-      const T *k = kept_value.data<T>(), *g = dy.data<T>();
-      if (add)
-        launch(dy.backend(), dy.numel(), UnaryBackward<Op, T, true>{op, k, g, dx->template write<T>()});
-      else
-        launch(dy.backend(), dy.numel(), UnaryBackward<Op, T, false>{op, k, g, dx->template write<T>()});
+      launch(dy.backend(), dy.numel(),
+             UnaryBackward<Op, T>{op, add, kept_value.data<T>(), dy.data<T>(), dx->template write<T>()});
     });
   }
 };
@@ -80,7 +89,8 @@ Variable elementwise(const Op& op, const Variable& x) {
   dispatch(x.dtype(), Op::name, [&]<class T> {
     launch(x.backend(), y.numel(), UnaryForward<Op, T>{op, x.value().data<T>(), y.write<T>()});
   });
-  return record<UnaryNode<Op>>(y, {&x}, {Op::from == From::x ? x.value() : Op::from == From::y ? y : Tensor()}, op);
+  constexpr From from = from_of<Op>();
+  return record<UnaryNode<Op>>(y, {&x}, {from == From::x ? x.value() : from == From::y ? y : Tensor()}, op);
 }
 
 // ---- two inputs, broadcast as in NumPy: f(a, b), and da(g, a, b) and db(g, a, b), the gradients of a and of b -------
@@ -89,14 +99,6 @@ Variable elementwise(const Op& op, const Variable& x) {
 void check_pair(const char* op, const Variable& a, const Variable& b);
 // Sums `full` to the shape `shape`, over the axes along which the input was broadcast.
 void sum_to(const Tensor& full, const Shape& shape, Tensor& out, bool add);
-
-template <class Op>
-constexpr bool passes_gradient() {
-  if constexpr (requires { Op::from; })
-    return Op::from == From::nothing;
-  else
-    return false;
-}
 
 template <class Op, class T>
 struct BinaryForward {
@@ -109,9 +111,10 @@ struct BinaryForward {
 };
 
 // The gradient of a or b at every element of y, before the sum over broadcast axes.
-template <class Op, class T, bool second, bool add>
+template <class Op, class T, bool second>
 struct BinaryBackward {
   Op op;
+  bool add;
   const T *a, *b, *dy;
   T* out;
   TANDEM_HD void operator()(std::int64_t i, std::int64_t p, std::int64_t q) const {
@@ -129,48 +132,35 @@ struct BinaryNode : Node {
   Shape shapes[2];
   BinaryNode(const Op& f, const Loops& l, const Shape& a, const Shape& b) : Node(name), op(f), loops(l), shapes{a, b} {}
   Attributes attributes() const override { return attributes_of(op); }
-
-  template <bool second>
-  void side(const Tensor& a, const Tensor& b, const Tensor& dy, GradientSlot& slot) {
-    const Shape& shape = shapes[second];
-    bool whole = shape.numel() == dy.numel();
-    Tensor full;
-    GradientSlot::Destination destination;
-    if (whole)
-      destination = slot.destination(dy.backend(), shape, dy.dtype());
-    else
-      full = Tensor(dy.backend(), dy.shape(), dy.dtype());
-    Tensor& out = whole ? *destination.tensor : full;
-    dispatch(dy.dtype(), name, [&]<class T> {
-      const T *p = a.data<T>(), *q = b.data<T>(), *g = dy.data<T>();
-      auto run = [&]<bool add> {
-        launch_broadcast(dy.backend(), dy.numel(), loops,
-                         BinaryBackward<Op, T, second, add>{op, p, q, g, out.write<T>()});
-      };
-      destination.add ? run.template operator()<true>() : run.template operator()<false>();
-    });
-    if (!whole) {
-      auto [dx, add] = slot.destination(dy.backend(), shape, dy.dtype());
-      sum_to(full, shape, *dx, add);
-    }
+  Recomputation recompute(Operands in) const override {
+    return {{in[0]->value(), in[1]->value()},
+            [f = op](std::span<const Tensor> s) { return elementwise(f, Variable(s[0]), Variable(s[1])).value(); }};
   }
 
   void backward(Tensor dy, std::span<GradientSlot> slots) override {
-    if constexpr (passes_gradient<Op>()) {  // no copy where the input was not broadcast
-      for (int i = 0; i < 2; i++) {
-        if (!slots[i].wanted()) continue;
-        if (shapes[i].numel() == dy.numel()) {
-          slots[i].accumulate(dy.reshape(shapes[i]));
-        } else {
-          auto [dx, add] = slots[i].destination(dy.backend(), shapes[i], dy.dtype());
-          sum_to(dy, shapes[i], *dx, add);
-        }
+    constexpr bool passes_dy = from_of<Op>() == From::nothing;
+    for (int i = 0; i < 2; i++) {
+      if (!slots[i].wanted()) continue;
+      const bool whole = shapes[i].numel() == dy.numel();  // not broadcast
+      if (passes_dy && whole) {
+        slots[i].accumulate(dy.reshape(shapes[i]));  // no copy
+        continue;
       }
-    } else {
-      const Tensor &a = kept(0), &b = kept(1);
-      if (slots[0].wanted()) side<false>(a, b, dy, slots[0]);
-      if (slots[1].wanted()) side<true>(a, b, dy, slots[1]);
+      Tensor full = whole || passes_dy ? dy : Tensor::like(dy);
+      auto [dx, add] = slots[i].destination(dy.backend(), shapes[i], dy.dtype());
+      if constexpr (!passes_dy) gradient(i == 1, dy, whole ? *dx : full, whole && add);
+      if (!whole) sum_to(full, shapes[i], *dx, add);
     }
+  }
+  void gradient(bool second, const Tensor& dy, Tensor& out, bool add) {
+    dispatch(dy.dtype(), name, [&]<class T> {
+      auto run = [&]<bool of_b> {
+        launch_broadcast(dy.backend(), dy.numel(), loops,
+                         BinaryBackward<Op, T, of_b>{op, add, kept(0).template data<T>(), kept(1).template data<T>(),
+                                                     dy.template data<T>(), out.template write<T>()});
+      };
+      second ? run.template operator()<true>() : run.template operator()<false>();
+    });
   }
 };
 
@@ -183,7 +173,7 @@ Variable elementwise(const Op& op, const Variable& a, const Variable& b) {
     launch_broadcast(y.backend(), y.numel(), loops,
                      BinaryForward<Op, T>{op, a.value().data<T>(), b.value().data<T>(), y.write<T>()});
   });
-  constexpr bool both = !passes_gradient<Op>();
+  constexpr bool both = from_of<Op>() != From::nothing;
   return record<BinaryNode<Op>>(y, {&a, &b}, {both ? a.value() : Tensor(), both ? b.value() : Tensor()}, op, loops,
                                 a.shape(), b.shape());
 }

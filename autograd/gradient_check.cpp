@@ -5,6 +5,7 @@
 #include "autograd/ops.h"
 #include "core/backend.h"
 #include "core/random.h"
+#include "core/text.h"
 
 namespace tandem {
 namespace {
@@ -44,37 +45,35 @@ GradientReport check_gradient(const std::function<Variable(std::span<const Varia
   };
 
   GradientReport report;
-  double middle = y.item();
-  std::ostringstream worst;
+  const double middle = y.item();
+  std::string worst;
   for (std::size_t i = 0; i < inputs.size(); i++) {
-    Tensor gradient = leaves[i].grad();
-    std::vector<double> analytic = gradient.defined() ? gradient.values() : std::vector<double>(values[i].size(), 0.0);
+    const Tensor gradient = leaves[i].grad();
+    const std::vector<double> analytic =
+        gradient.defined() ? gradient.values() : std::vector<double>(values[i].size(), 0.0);
     double largest = 1e-3;
     for (double g : analytic) largest = std::max(largest, std::abs(g));
     for (std::size_t e = 0; e < values[i].size(); e++) {
-      double h = options.step * std::max(1.0, std::abs(values[i][e]));
-      double up = (loss_at(i, e, values[i][e] + h) - middle) / h, down = (middle - loss_at(i, e, values[i][e] - h)) / h;
-      double numeric = (up + down) / 2;
+      const double x = values[i][e], h = options.step * std::max(1.0, std::abs(x)),
+                   up = (loss_at(i, e, x + h) - middle) / h, down = (middle - loss_at(i, e, x - h)) / h,
+                   numeric = (up + down) / 2, error = std::abs(analytic[e] - numeric) / largest;
       if (std::abs(up - down) > 1e-2 * std::max(largest, std::abs(numeric))) {  // a kink within the step
         report.skipped++;
         continue;
       }
       report.compared++;
-      double error = std::abs(analytic[e] - numeric) / largest;
-      if (!(error <= report.worst)) {
-        report.worst = error;
-        worst.str("");
-        worst << "input " << i << " element " << e << ": backward gives " << analytic[e] << ", finite differences "
-              << numeric;
-      }
+      report.passed = report.passed && error <= options.tolerance;
+      if (error <= report.worst) continue;  // a NaN is not
+      report.worst = error;
+      worst =
+          printed("; input %zu element %zu: backward gives %.6g, finite differences %.6g", i, e, analytic[e], numeric);
     }
   }
-  report.passed = report.worst <= options.tolerance && report.compared > 0;
-  std::ostringstream text;
-  text << (report.passed ? "gradient agrees" : "GRADIENT DIFFERS") << ": worst relative error " << report.worst
-       << " over " << report.compared << " elements (" << report.skipped << " at kinks skipped)";
-  if (!report.passed && report.compared) text << "; " << worst.str();
-  report.text = text.str();
+  report.passed = report.passed && report.compared > 0;
+  report.text = printed("%s: worst relative error %.6g over %lld elements (%lld at kinks skipped)",
+                        report.passed ? "gradient agrees" : "GRADIENT DIFFERS", report.worst,
+                        static_cast<long long>(report.compared), static_cast<long long>(report.skipped)) +
+                (report.passed ? "" : worst);
   return report;
 }
 

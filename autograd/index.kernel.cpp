@@ -1,5 +1,5 @@
-// Elements by their place: argmax, topk, gather, embedding. A tensor is seen as [outer, n, inner], with n along the
-// axis asked for.
+// Elements by their index: argmax, topk, gather, embedding. A tensor is viewed as [outer, n, inner], with n along the
+// given axis.
 #include "autograd/ops.h"
 #include "core/launch.h"
 
@@ -11,7 +11,7 @@ TANDEM_HD inline bool larger(A a, A b) {
   return a > b || (a != a && b == b);
 }  // a NaN than every number, as in PyTorch
 
-// For each of outer × inner rows the places of its k first elements: the largest, or smallest, of equal ones the first.
+// For each of outer × inner rows, the indices of its k largest or smallest elements; of equal elements, the first.
 template <class T>
 struct Best {
   std::int64_t n, inner, k;
@@ -56,7 +56,7 @@ struct Places {
   std::int64_t n, m, inner;  // elements along the axis: of x, of y
   bool each;
   const std::int32_t* index;
-  // The element of x that belongs to y[o, k, i]; negative where the index is none, which a device cannot refuse.
+  // The element of x that belongs to y[o, k, i]; negative if the index is out of range, which a device cannot report.
   TANDEM_HD std::int64_t operator()(std::int64_t o, std::int64_t k, std::int64_t i) const {
     const std::int32_t place = index[each ? (o * m + k) * inner + i : k];
     return place < 0 || place >= n ? -1 : (o * n + place) * inner + i;
@@ -75,8 +75,8 @@ struct Gather {
     });
   }
 };
-// Adds dy to the elements that y was taken from. A place may be taken many times, so one lane adds all that goes to it,
-// in order: a row here is up to 32 of the inner elements.
+// Adds dy to the elements of x that were gathered. An element may be gathered many times, so one lane adds all its
+// gradients, in order; a row is up to 32 of the inner elements.
 template <class T>
 struct GatherBackward {
   static constexpr std::int64_t width = 32;

@@ -9,72 +9,38 @@ namespace {
 
 struct SquaredError {
   static constexpr auto name = "mse_loss";
-  template <class A>
-  TANDEM_HD static A f(A a, A b) {
-    return (a - b) * (a - b);
-  }
-  template <class A>
-  TANDEM_HD static A da(A g, A a, A b) {
-    return g * (A(2) * (a - b));
-  }
-  template <class A>
-  TANDEM_HD static A db(A g, A a, A b) {
-    return da(g, b, a);
-  }
+  TANDEM_HD auto f(auto a, auto b) const { return (a - b) * (a - b); }
+  TANDEM_HD auto da(auto g, auto a, auto b) const { return g * (2 * (a - b)); }
+  TANDEM_HD auto db(auto g, auto a, auto b) const { return da(g, b, a); }
 };
-template <class A>
-TANDEM_HD inline A sign_of(A d) {
-  return d > 0 ? A(1) : d < 0 ? A(-1) : d;
-}  // a NaN's is NaN
 struct AbsoluteError {
   static constexpr auto name = "l1_loss";
-  template <class A>
-  TANDEM_HD static A f(A a, A b) {
-    return std::fabs(a - b);
-  }
-  template <class A>
-  TANDEM_HD static A da(A g, A a, A b) {
-    return g * sign_of(a - b);
-  }
-  template <class A>
-  TANDEM_HD static A db(A g, A a, A b) {
-    return da(g, b, a);
-  }
+  TANDEM_HD auto f(auto a, auto b) const { return std::fabs(a - b); }
+  TANDEM_HD auto da(auto g, auto a, auto b) const { return g * (a > b ? 1 : a < b ? -1 : a - b); }  // a NaN's is NaN
+  TANDEM_HD auto db(auto g, auto a, auto b) const { return da(g, b, a); }
 };
 struct Huber {
   static constexpr auto name = "huber_loss";
   double delta;
   Attributes attributes() const { return {{"delta", {delta}}}; }
-  template <class A>
-  TANDEM_HD A f(A a, A b) const {
-    const A d = std::fabs(a - b), c = A(delta);
+  TANDEM_HD auto f(auto a, auto b) const {
+    const auto d = std::fabs(a - b), c = decltype(a)(delta);
     return d <= c ? d * d / 2 : c * (d - c / 2);
   }
-  template <class A>
-  TANDEM_HD A da(A g, A a, A b) const {
-    const A d = a - b, c = A(delta);
+  TANDEM_HD auto da(auto g, auto a, auto b) const {
+    const auto d = a - b, c = decltype(a)(delta);
     return g * (d > c ? c : d < -c ? -c : d);
   }
-  template <class A>
-  TANDEM_HD A db(A g, A a, A b) const {
-    return da(g, b, a);
-  }
+  TANDEM_HD auto db(auto g, auto a, auto b) const { return da(g, b, a); }
 };
 // −b·log σ(a) − (1 − b)·log(1 − σ(a)) = (1 − b)·a + max(−a, 0) + log(1 + e^−|a|), which never overflows.
 struct BceWithLogits {
   static constexpr auto name = "bce_with_logits";
-  template <class A>
-  TANDEM_HD static A f(A a, A b) {
-    return (A(1) - b) * a + (a < 0 ? -a : A(0)) + std::log1p(exponential(a < 0 ? a : -a));
+  TANDEM_HD auto f(auto a, auto b) const {
+    return (1 - b) * a + (a < 0 ? -a : 0) + std::log1p(exponential(a < 0 ? a : -a));
   }
-  template <class A>
-  TANDEM_HD static A da(A g, A a, A b) {
-    return g * (A(1) / (A(1) + exponential(-a)) - b);
-  }
-  template <class A>
-  TANDEM_HD static A db(A g, A a, A) {
-    return -g * a;
-  }
+  TANDEM_HD auto da(auto g, auto a, auto b) const { return g * (1 / (1 + exponential(-a)) - b); }
+  TANDEM_HD auto db(auto g, auto a, auto) const { return -g * a; }
 };
 template <class Op>
 Variable mean_loss(const Op& op, const Variable& x, const Variable& target) {

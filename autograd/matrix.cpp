@@ -6,7 +6,7 @@
 namespace tandem {
 namespace {
 
-// c = op(a)·op(b), or c += …; where one of them is empty the sum is of nothing, which no backend is asked for.
+// c = op(a)·op(b), or c += …. If an operand is empty, the result is zero and no backend is called.
 void product(bool transpose_a, bool transpose_b, const Tensor& a, const Tensor& b, Tensor& c, bool add) {
   if (a.numel() && b.numel())
     c.backend().gemm(transpose_a, transpose_b, a, b, c, add);
@@ -66,7 +66,7 @@ struct LinearNode : Node {
 // x with the batch axes `batch` before its matrices: repeated where they are more than x has.
 Variable in_batches(const Variable& x, const Shape& batch) {
   Shape full = batch;
-  full.append(x.size(-2)), full.append(x.size(-1));
+  for (int axis : {-2, -1}) full.append(x.size(axis));
   return x.shape() == full ? x : x + Variable(Tensor::zeros(x.backend(), full, x.dtype()));
 }
 
@@ -81,8 +81,6 @@ Variable multiply(const Variable& a, const Variable& b) {  // two matrices, or t
 }  // namespace
 
 Variable matmul(const Variable& a, const Variable& b) {
-  require(a.dtype() == b.dtype(), "matmul: ", name_of(a.dtype()), " and ", name_of(b.dtype()), ": cast one of them");
-  check_inputs("matmul", a.value(), {}, {&b.value()});
   require(a.rank() >= 2 && b.rank() >= 2, "matmul: ", a.shape(), " · ", b.shape(), ": matrices, or batches of them");
   const std::int64_t m = a.size(-2), k = a.size(-1), n = b.size(-1);
   require(k == b.size(-2), "matmul: ", a.shape(), " · ", b.shape(), ": inner sizes ", k, " and ", b.size(-2),
@@ -91,7 +89,7 @@ Variable matmul(const Variable& a, const Variable& b) {
   const auto batch_of = [](const Shape& s) { return Shape(std::span(s.begin(), std::size_t(s.rank() - 2))); };
   const Shape batch = broadcast_shape("matmul", batch_of(a.shape()), batch_of(b.shape()));
   Shape shape = batch;
-  shape.append(m), shape.append(n);
+  for (std::int64_t size : {m, n}) shape.append(size);
   if (b.rank() == 2)  // one matrix for all rows of a
     return reshape(multiply(reshape(a, Shape{batch.numel() * m, k}), b), shape);
   const Variable left = in_batches(a, batch), right = in_batches(b, batch);
@@ -108,11 +106,10 @@ Variable linear(const Variable& x, const Variable& w, const Variable& bias, bool
   require(!bias.defined() || bias.value().numel() == w.size(0), "linear: bias ",
           bias.defined() ? bias.shape() : Shape(), " for ", w.size(0), " outputs");
   const Tensor* b = bias.defined() ? &bias.value() : nullptr;
-  check_inputs("linear", x.value(), {&w.value(), b});
   Tensor y(x.backend(), {x.size(0), w.size(0)}, x.dtype());
   if (x.value().numel() && y.numel()) {
     y.backend().linear(x.value(), w.value(), b, relu, y);
-  } else if (y.numel()) {  // no features: what is left is the bias
+  } else if (y.numel()) {  // without features, the result is the bias
     NoGrad off;
     y.fill(0);
     if (bias.defined()) y = add(Variable(y), cast(reshape(bias, Shape{w.size(0)}), y.dtype())).value();

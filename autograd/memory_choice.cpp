@@ -15,38 +15,28 @@ class Simulation {
  public:
   Simulation(const IterationRecord& iteration, std::span<const Fate> fates, std::size_t budget,
              const MemoryMeans& means)
-      : it_(iteration),
-        fates_(fates),
-        budget_(budget),
-        means_(means),
-        state_(fates.size()),
-        read_(fates.size()),
-        arrives_(fates.size()),
-        saved_after_(it_.events.size()),
-        leave_after_(it_.events.size()),
-        reads_(it_.events.size()) {
-    load_.resize(it_.events.size() + 1), scratch_.resize(it_.events.size());
-    for (std::size_t i = 0; i < fates.size(); i++) read_[i] = it_.saved[i].needed;
-    for (int i = int(fates.size()) - 1; i >= 0; i--) place(i);  // what reads a tensor again has a larger number
-    std::partial_sum(load_.begin(), load_.end(), load_.begin());
-    for (std::size_t e = 0; e < it_.events.size(); e++) load_[e] += it_.events[e].base + scratch_[e];
-    std::stable_sort(fetches_.begin(), fetches_.end(), [&](int a, int b) { return read_[at(a)] < read_[at(b)]; });
+      : it_(iteration), fates_(fates), budget_(budget), means_(means) {
     result_.fetch_after.assign(fates.size(), -1);
-    result_.live.reserve(it_.events.size());
+    for (const SavedRecord& s : it_.saved) result_.read_at.push_back(s.needed);
+    std::vector<std::size_t> scratch(at(events_));
+    for (int i = int(fates.size()) - 1; i >= 0; i--)
+      place(i, scratch);  // tensors that are recomputed from a tensor have larger numbers
+    std::partial_sum(load_.begin(), load_.end(), load_.begin());
+    for (int e = 0; e < events_; e++) load_[at(e)] += it_.events[at(e)].base + scratch[at(e)];
+    std::stable_sort(fetches_.begin(), fetches_.end(), [&](int a, int b) { return read_at(a) < read_at(b); });
   }
 
   Forecast run() {
-    for (int event = 0; event < int(it_.events.size()); event++) {
+    for (int event = 0; event < events_; event++) {
       for (auto i = reads_[at(event)].rbegin(); i != reads_[at(event)].rend(); ++i) read(*i, event);  // sources first
       make_room(event);
-      const std::size_t live = load_[at(event)] + staying_;
-      if (live > result_.peak) result_.peak = live, result_.peak_at = event;
-      result_.live.push_back(live);
-      now_ += it_.events[at(event)].seconds;
+      result_.live.push_back(load_[at(event)] + staying_);
+      result_.seconds += it_.events[at(event)].seconds;
       after(event);
     }
-    result_.seconds = now_;
-    result_.read_at = std::move(read_);
+    const auto fullest = std::max_element(result_.live.begin(), result_.live.end());
+    result_.peak = fullest == result_.live.end() ? 0 : *fullest;
+    result_.peak_at = int(fullest - result_.live.begin());
     return std::move(result_);
   }
 
@@ -54,27 +44,28 @@ class Simulation {
   enum class State : std::uint8_t { here, leaving, outside, back };
 
   const SavedRecord& saved(int i) const { return it_.saved[at(i)]; }
-  int end_of(int i) const { return saved(i).gone < 0 ? int(it_.events.size()) - 1 : saved(i).gone; }
-  void hold(int i, int from, int to) {  // in memory in these events
-    for (int e = from; e <= to; e++) load_[at(e)] += saved(i).bytes;
-  }
-  void enter(int i, int from, int to) {  // the same while load_ holds differences
-    if (from <= to) load_[at(from)] += saved(i).bytes, load_[at(to) + 1] -= saved(i).bytes;
-  }
+  int read_at(int i) const { return result_.read_at[at(i)]; }
+  int end_of(int i) const { return saved(i).gone < 0 ? events_ - 1 : saved(i).gone; }
 
-  // Enters what is known of tensor i beforehand: all, but for one that is swapped, which depends on time.
-  void place(int i) {
+  // Adds the memory use of tensor i that is known in advance; for a swapped tensor it depends on times. load_
+  // holds differences between one event and the next so far.
+  void place(int i, std::vector<std::size_t>& scratch) {
     const SavedRecord& s = saved(i);
+    auto stays = [&](int from, int to) {
+      if (from > to) return;
+      load_[at(from)] += s.bytes;
+      load_[at(to + 1)] -= s.bytes;
+    };
     if (s.saved < 0) return;
-    const int read = read_[at(i)];
-    if (fates_[at(i)] == Fate::keep) return enter(i, s.saved + 1, end_of(i));
+    if (fates_[at(i)] == Fate::keep) return stays(s.saved + 1, end_of(i));
+    const int read = read_at(i);
     reads_[at(read)].push_back(i);
     if (fates_[at(i)] == Fate::recompute) {
       result_.recomputed += s.bytes;
-      for (int source : s.sources) read_[at(source)] = std::min(read_[at(source)], read);
-      enter(i, s.saved + 1, std::max(s.free_at, s.last_used));
-      enter(i, read, end_of(i));
-      scratch_[at(read)] = std::max(scratch_[at(read)], s.scratch);
+      for (int source : s.sources) result_.read_at[at(source)] = std::min(read_at(source), read);
+      stays(s.saved + 1, std::max(s.free_at, s.last_used));
+      stays(read, end_of(i));
+      scratch[at(read)] = std::max(scratch[at(read)], s.scratch);
     } else {
       result_.swapped += s.bytes;
       fetches_.push_back(i);
@@ -86,29 +77,37 @@ class Simulation {
 
   void read(int i, int event) {
     if (fates_[at(i)] == Fate::recompute) {
-      now_ += saved(i).recompute;
-      result_.recomputing += saved(i).recompute;
-      return;
-    }
-    if (state_[at(i)] == State::here || state_[at(i)] == State::leaving) {  // it never left
+      result_.seconds += saved(i).recompute;
+    } else if (state_[at(i)] == State::here || state_[at(i)] == State::leaving) {  // it never left
       staying_ -= saved(i).bytes;
-      hold(i, event, end_of(i));
-      state_[at(i)] = State::back;
+      hold(i, event);
     } else {
       if (state_[at(i)] == State::outside) fetch(i, event);
       wait_until(arrives_[at(i)]);
     }
   }
 
+  void hold(int i, int from) {  // in memory from this event on
+    for (int e = from; e <= end_of(i); e++) load_[at(e)] += saved(i).bytes;
+    state_[at(i)] = State::back;
+  }
+
   void wait_until(double time) {
-    if (time > now_) result_.stall += time - now_, now_ = time;
+    const double wait = std::max(0.0, time - result_.seconds);
+    result_.stall += wait;
+    result_.seconds += wait;
+  }
+
+  // Occupies a lane from now on, or when it is free. Returns when the copy is done.
+  double copy(int i, double& lane, double rate) {
+    lane = std::max(lane, result_.seconds) + double(saved(i).bytes) / rate;
+    result_.seconds += means_.slowdown * double(saved(i).bytes);
+    return lane;
   }
 
   void fetch(int i, int from) {
-    hold(i, from, end_of(i));
-    arrives_[at(i)] = in_free_ = std::max(in_free_, now_) + double(saved(i).bytes) / means_.in;
-    now_ += means_.slowdown * double(saved(i).bytes);
-    state_[at(i)] = State::back;
+    hold(i, from);
+    arrives_[at(i)] = copy(i, in_free_, means_.in);
   }
 
   void leave(int i) {
@@ -116,7 +115,8 @@ class Simulation {
     state_[at(i)] = State::outside;
   }
 
-  // Computation waits for copies out where the event does not fit beside what is on its way.
+  // Computation waits for copies to the outside if the event does not fit into memory together with the tensors that
+  // are being copied.
   void make_room(int event) {
     for (const auto& [time, i] : outs_) {
       if (load_[at(event)] + staying_ <= budget_) return;
@@ -129,15 +129,13 @@ class Simulation {
   void after(int event) {
     for (int i : saved_after_[at(event)]) staying_ += saved(i).bytes;
     for (int i : leave_after_[at(event)]) {
-      out_free_ = std::max(out_free_, now_) + double(saved(i).bytes) / means_.out;
-      now_ += means_.slowdown * double(saved(i).bytes);
       state_[at(i)] = State::leaving;
-      outs_.emplace_back(out_free_, i);
+      outs_.emplace_back(copy(i, out_free_, means_.out), i);
     }
     std::erase_if(outs_, [&](const auto& out) {
       const auto [time, i] = out;
       if (state_[at(i)] != State::leaving) return true;
-      if (time > now_ || saved(i).free_at > event) return false;
+      if (time > result_.seconds || saved(i).free_at > event) return false;
       leave(i);
       return true;
     });
@@ -147,7 +145,7 @@ class Simulation {
   void fetch_ahead(int event) {
     for (; next_fetch_ < fetches_.size(); next_fetch_++) {
       const int i = fetches_[next_fetch_];
-      if (state_[at(i)] == State::back || read_[at(i)] <= event) continue;
+      if (state_[at(i)] == State::back || read_at(i) <= event) continue;
       if (state_[at(i)] != State::outside) return;
       for (int e = event + 1; e <= end_of(i); e++)
         if (load_[at(e)] + staying_ + saved(i).bytes > budget_) return;
@@ -160,18 +158,19 @@ class Simulation {
   const std::span<const Fate> fates_;
   const std::size_t budget_;
   const MemoryMeans means_;
-  std::vector<std::size_t> load_;     // bytes of each event, without those that are to be swapped and have not left
-  std::vector<std::size_t> scratch_;  // of these, what computing again borrows
-  std::size_t staying_ = 0;           // bytes of these
-  std::vector<State> state_;
-  std::vector<int> read_, fetches_;
-  std::vector<double> arrives_;
-  std::vector<std::vector<int>> saved_after_, leave_after_, reads_;  // tensors by event
-  std::vector<std::pair<double, int>> outs_;                         // when they have left
+  const int events_ = int(it_.events.size());
+  std::vector<std::size_t> load_ = std::vector<std::size_t>(at(events_ + 1));  // bytes of each event, but not
+  std::size_t staying_ = 0;  // the bytes of tensors that are swapped and have not left yet
+  std::vector<State> state_ = std::vector<State>(fates_.size());
+  std::vector<double> arrives_ = std::vector<double>(fates_.size());
+  using ByEvent = std::vector<std::vector<int>>;  // tensors
+  ByEvent saved_after_ = ByEvent(at(events_)), leave_after_ = saved_after_, reads_ = saved_after_;
+  std::vector<int> fetches_;                  // the tensors that are swapped, by first read
+  std::vector<std::pair<double, int>> outs_;  // when which copy out is done
   std::size_t next_fetch_ = 0;
-  int turn_ = 0;  // nothing returns before the last one has begun to leave
-  double now_ = 0, out_free_ = 0, in_free_ = 0;
-  Forecast result_;
+  int turn_ = 0;  // the event after which the last tensor begins to leave; none returns before
+  double out_free_ = 0, in_free_ = 0;
+  Forecast result_;  // seconds: the time so far
 };
 
 // ---- the choice -----------------------------------------------------------------------------------------------------
@@ -182,19 +181,22 @@ using Fates = std::vector<Fate>;
 // deep nets with sublinear memory cost).
 Fates cut_in_parts(const IterationRecord& it, std::size_t parts) {
   const std::size_t n = it.saved.size();
-  // Last reader of each; bytes across the cut before each; made before each
+  // Last reader of each; bytes across the cut before each; bytes of the tensors before each
   std::vector<std::size_t> last(n), crossing(n + 2), before(n + 1);
-  for (std::size_t i = 0; i < n; i++)
-    if (it.saved[i].recompute >= 0)
-      for (int source : it.saved[i].sources) last[at(source)] = i;
+  Fates fates(n, Fate::keep);
+  for (std::size_t i = 0; i < n; i++) {
+    const SavedRecord& s = it.saved[i];
+    if (s.recompute < 0) continue;
+    for (int source : s.sources) last[at(source)] = i;
+    if (s.saved >= 0 && s.can_leave()) fates[i] = Fate::recompute;
+  }
   for (std::size_t i = 0; i < n; i++) {
     before[i + 1] = before[i] + it.saved[i].bytes;
-    if (last[i] > i) crossing[i + 1] += it.saved[i].bytes, crossing[last[i] + 1] -= it.saved[i].bytes;
+    if (last[i] <= i) continue;
+    crossing[i + 1] += it.saved[i].bytes;
+    crossing[last[i] + 1] -= it.saved[i].bytes;
   }
   std::partial_sum(crossing.begin(), crossing.end(), crossing.begin());
-  Fates fates(n, Fate::keep);
-  for (std::size_t i = 0; i < n; i++)
-    if (it.saved[i].saved >= 0 && it.saved[i].can_leave() && it.saved[i].recompute >= 0) fates[i] = Fate::recompute;
   for (std::size_t k = 1; k < parts; k++) {
     const std::size_t size = before[n] / parts, middle = k * size;
     std::size_t cut = 0, least = std::size_t(-1);
@@ -208,6 +210,7 @@ Fates cut_in_parts(const IterationRecord& it, std::size_t parts) {
   }
   return fates;
 }
+constexpr std::size_t few = 24;  // tensors: small problems are searched more thoroughly
 constexpr std::size_t several_parts[] = {1, 2, 3, 4, 6, 8, 11, 16, 23, 32, 45, 64};
 
 class Chooser {
@@ -215,53 +218,56 @@ class Chooser {
   Chooser(const IterationRecord& iteration, std::size_t budget, const MemoryMeans& means, const Knapsack& items)
       : it_(iteration), budget_(budget), means_(means), knapsack_(items) {
     for (std::size_t i = 0; i < it_.saved.size(); i++)
-      if (it_.saved[i].saved >= 0 && it_.saved[i].can_leave() && (may_swap() || may_recompute(i)))
-        (marked(i) ? marked_ : movable_).push_back(i);
+      if (it_.saved[i].saved >= 0 && it_.saved[i].can_leave() && (means_.swap || may(Fate::recompute, i)))
+        (it_.saved[i].marked && may(Fate::recompute, i) ? marked_ : movable_).push_back(i);
+    auto seconds_per_byte = [&](std::size_t i) { return it_.saved[i].recompute / double(it_.saved[i].bytes + 1); };
     std::stable_sort(movable_.begin(), movable_.end(),
-                     [&](std::size_t a, std::size_t b) { return worth(a) > worth(b); });
+                     [&](std::size_t a, std::size_t b) { return seconds_per_byte(a) > seconds_per_byte(b); });
   }
 
   // The cost of swapping a byte is not known beforehand: a copy costs nothing while the lanes keep up with computation,
   // and its whole time beyond that. So several prices per byte are tried; the simulation gives the time of each choice,
   // and the best one is refined.
-  MemoryChoice best() {
+  MemoryChoice best() const {
     MemoryChoice best = measured(Fates(it_.saved.size(), Fate::keep));
     if (best.fits) return best;
-    std::vector<Fates> starts{best.fates};
-    if (means_.recompute)
-      for (std::size_t parts : several_parts)
-        if (parts < it_.saved.size()) starts.push_back(cut_in_parts(it_, parts));
+    std::vector<Fates> starts = cuts();
     const double whole = 1 / means_.out + 1 / means_.in;
+    const bool large = movable_.size() * it_.events.size() > 2000000;
     for (Fates& fates : starts) {
       const MemoryChoice start = measured(std::move(fates));
-      for (double share : {0.0, 0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 2.0}) {
-        MemoryChoice c = with_room(at_price(share * whole, start));
+      for (double share : {0.0, 0.05, 0.1, 0.2, 0.35, 0.5, 1.0, 2.0}) {
+        MemoryChoice c = improved(at_price(share * whole, start), movable_.size() <= few, large ? 8 : 32);
         if (better(c, best)) best = std::move(c);
-        if (start.fits || !may_swap() || !means_.recompute) break;  // the price makes no difference
+        if (start.fits || !means_.swap || !means_.recompute) break;  // the price makes no difference
       }
     }
-    return refined(std::move(best));
+    return improved(std::move(best), true, large ? 32 : movable_.size());
   }
 
-  // With everything away that can be.
-  std::size_t smallest() {
-    std::size_t least = peak(Fates(it_.saved.size(), Fate::keep));
-    if (means_.recompute)
-      for (std::size_t parts : several_parts) least = std::min(least, peak(cut_in_parts(it_, parts)));
+  // With every tensor away that can leave.
+  std::size_t smallest() const {
+    std::size_t least = std::size_t(-1);
+    for (Fates& fates : cuts()) {
+      for (std::size_t i : movable_)
+        if (means_.swap && fates[i] == Fate::keep) fates[i] = Fate::swap;
+      least = std::min(least, measured(std::move(fates)).forecast.peak);
+    }
     return least;
   }
 
  private:
-  bool may_swap() const { return means_.swap; }
-  bool may_recompute(std::size_t i) const { return means_.recompute && it_.saved[i].recompute >= 0; }
-  double worth(std::size_t i) const { return it_.saved[i].recompute / double(it_.saved[i].bytes + 1); }
-  std::size_t peak(Fates fates) const {
-    for (std::size_t i : movable_)
-      if (may_swap() && fates[i] == Fate::keep) fates[i] = Fate::swap;
-    for (std::size_t i : marked_) fates[i] = Fate::recompute;
-    return simulate(it_, fates, 0, means_).peak;
+  bool may(Fate fate, std::size_t i) const {
+    if (fate == Fate::keep) return true;
+    return fate == Fate::swap ? means_.swap : means_.recompute && it_.saved[i].recompute >= 0;
   }
-  bool marked(std::size_t i) const { return it_.saved[i].marked && may_recompute(i); }
+  std::vector<Fates> cuts() const {  // all kept, and several numbers of parts
+    std::vector<Fates> all{Fates(it_.saved.size(), Fate::keep)};
+    if (means_.recompute)
+      for (std::size_t parts : several_parts)
+        if (parts == 1 || parts < it_.saved.size()) all.push_back(cut_in_parts(it_, parts));
+    return all;
+  }
   MemoryChoice measured(Fates fates) const {
     for (std::size_t i : marked_) fates[i] = Fate::recompute;
     Forecast f = simulate(it_, fates, budget_, means_);
@@ -282,94 +288,73 @@ class Chooser {
       const int full = c.forecast.peak_at;
       std::vector<std::size_t> items, sizes;
       std::vector<double> costs;
-      std::vector<Fate> means;
+      std::vector<Fate> fates;
       for (std::size_t i : movable_) {
         const SavedRecord& s = it_.saved[i];
         if (c.fates[i] != Fate::keep || full <= std::max(s.free_at, s.last_used) || full >= c.forecast.read_at[i])
           continue;
-        const double swap = may_swap() ? price * double(s.bytes) : std::numeric_limits<double>::infinity();
-        const bool again = may_recompute(i) && s.recompute < swap;
-        items.push_back(i), sizes.push_back(s.bytes), means.push_back(again ? Fate::recompute : Fate::swap);
-        costs.push_back((again ? s.recompute : swap) + 1e-15 * double(s.bytes));  // of equal ones the smaller
+        const double swap = means_.swap ? price * double(s.bytes) : std::numeric_limits<double>::infinity();
+        const bool again = may(Fate::recompute, i) && s.recompute < swap;
+        items.push_back(i);
+        sizes.push_back(s.bytes);
+        fates.push_back(again ? Fate::recompute : Fate::swap);
+        costs.push_back((again ? s.recompute : swap) + 1e-15 * double(s.bytes));  // the smaller of equal ones
       }
       if (items.empty()) return c;
       const std::size_t all = std::accumulate(sizes.begin(), sizes.end(), std::size_t{0}),
                         over = c.forecast.peak - budget_;
       const std::vector<bool> kept = knapsack_(sizes, costs, all > over ? all - over : 0);
-      Fates fates = c.fates;
+      Fates next = c.fates;
       for (std::size_t k = 0; k < items.size(); k++)
-        if (!kept[k]) fates[items[k]] = means[k];
-      c = measured(std::move(fates));
+        if (!kept[k]) next[items[k]] = fates[k];
+      c = measured(std::move(next));
     }
     return c;
   }
 
-  // Uses free budget to recompute less. The tensors that are recomputed are sorted by recomputation time per byte; the
-  // first n of them are kept instead, then the first m of the rest are swapped instead. n and m are found by bisection
-  // on "fits and is faster".
-  MemoryChoice with_room(MemoryChoice c) const {
-    if (!c.fits || c.forecast.recomputed == 0) return c;
-    for (Fate fate : {Fate::keep, Fate::swap}) {
-      if (fate == Fate::swap && !may_swap()) break;
-      std::vector<std::size_t> again;
-      for (std::size_t i : movable_)  // the dearest first
-        if (c.fates[i] == Fate::recompute) again.push_back(i);
-      const Fates fates = c.fates;
-      for (std::size_t low = 0, high = again.size() + 1; high - low > 1;) {
-        const std::size_t middle = (low + high) / 2;
-        Fates with = fates;
-        for (std::size_t k = 0; k < middle; k++) with[again[k]] = fate;
-        MemoryChoice next = measured(std::move(with));
-        const bool improves = better(next, c);
-        (improves ? low : high) = middle;
-        if (improves) c = std::move(next);
-      }
-    }
-    return c;
-  }
-
-  // Local search: changes the choice of one tensor (in small problems also of two) while that improves the result.
-  MemoryChoice refined(MemoryChoice best) const {
-    const std::size_t work = movable_.size() * it_.events.size();  // of one simulation, at most
-    if (work > 2000000) return best;
-    for (int round = 0; round < 4; round++) {
-      bool any = false;
-      for (std::size_t i : movable_) any = improve(best, {i}) || any;
-      if (movable_.size() <= 24 && work < 2000)
-        for (std::size_t i : movable_)
-          for (std::size_t k : movable_)
-            if (i < k) any = improve(best, {i, k}) || any;
-      if (!any || work > 200000) break;
+  // Local search over the tensors that are recomputed, or all: gives runs of those of like recomputation time per byte
+  // another fate, the longest runs first, down to `most` runs, while that improves the choice. In small problems two
+  // tensors also exchange their fates.
+  MemoryChoice improved(MemoryChoice best, bool all, std::size_t most) const {
+    std::vector<std::size_t> tensors;
+    for (std::size_t i : movable_)
+      if (all || best.fates[i] == Fate::recompute) tensors.push_back(i);
+    auto try_one = [&](Fates fates) {
+      if (fates == best.fates) return;
+      if (MemoryChoice c = measured(std::move(fates)); better(c, best)) best = std::move(c);
+    };
+    const std::size_t n = tensors.size();
+    most = std::min(most, n);
+    for (std::size_t runs = std::min<std::size_t>(1, n); runs > 0; runs = runs < most ? std::min(2 * runs, most) : 0)
+      for (std::size_t k = 0; k < runs; k++)
+        for (Fate fate : {Fate::keep, Fate::swap, Fate::recompute}) {
+          Fates fates = best.fates;
+          for (std::size_t i = k * n / runs; i < (k + 1) * n / runs; i++)
+            if (may(fate, tensors[i])) fates[tensors[i]] = fate;
+          try_one(std::move(fates));
+        }
+    for (std::size_t i = 0; n <= few && i < n * n; i++) {
+      Fates fates = best.fates;
+      Fate &a = fates[tensors[i / n]], &b = fates[tensors[i % n]];
+      std::swap(a, b);
+      if (may(a, tensors[i / n]) && may(b, tensors[i % n])) try_one(std::move(fates));
     }
     return best;
-  }
-
-  bool improve(MemoryChoice& best, std::initializer_list<std::size_t> tensors) const {
-    bool any = false;
-    Fates fates = best.fates;
-    const int cases = tensors.size() == 1 ? 3 : 9;
-    for (int k = 0; k < cases; k++) {
-      int rest = k;
-      bool possible = true;
-      for (std::size_t i : tensors) {
-        fates[i] = static_cast<Fate>(std::exchange(rest, rest / 3) % 3);
-        possible =
-            possible && (fates[i] != Fate::swap || may_swap()) && (fates[i] != Fate::recompute || may_recompute(i));
-      }
-      if (!possible || fates == best.fates) continue;
-      if (MemoryChoice c = measured(fates); better(c, best)) best = std::move(c), any = true;
-    }
-    return any;
   }
 
   const IterationRecord& it_;
   const std::size_t budget_;
   const MemoryMeans means_;
   const Knapsack& knapsack_;
-  std::vector<std::size_t> movable_, marked_;
+  std::vector<std::size_t> movable_, marked_;  // movable_: those that are the dearest to recompute first
 };
 
 }  // namespace
+
+const char* name_of(SwapMode swap) {
+  static constexpr const char* names[] = {"off", "auto", "swap", "recompute"};
+  return names[static_cast<int>(swap)];
+}
 
 double IterationRecord::seconds() const {
   return std::accumulate(events.begin(), events.end(), 0.0,
@@ -390,13 +375,17 @@ std::vector<bool> knapsack(std::span<const std::size_t> sizes, std::span<const d
   std::vector<std::vector<bool>> taken(n, std::vector<bool>(room + 1));
   for (std::size_t i = 0; i < n; i++) {
     const std::size_t size = (sizes[i] + unit - 1) / unit;
-    for (std::size_t c = room + 1; c-- > size;)
-      if (best[c - size] + values[i] > best[c]) best[c] = best[c - size] + values[i], taken[i][c] = true;
+    for (std::size_t c = room + 1; c-- > size;) {
+      taken[i][c] = best[c - size] + values[i] > best[c];
+      best[c] = std::max(best[c], best[c - size] + values[i]);
+    }
   }
   std::vector<bool> chosen(n);
   std::size_t left = room;
-  for (std::size_t i = n; i-- > 0;)
-    if (taken[i][left]) chosen[i] = true, left -= (sizes[i] + unit - 1) / unit;
+  for (std::size_t i = n; i-- > 0;) {
+    chosen[i] = taken[i][left];
+    if (chosen[i]) left -= (sizes[i] + unit - 1) / unit;
+  }
   return chosen;
 }
 

@@ -41,6 +41,10 @@ struct IterationRecord {
 
 enum class Fate : std::uint8_t { keep, swap, recompute };
 
+// Which fates a program permits. off: the plan only observes; automatic: all.
+enum class SwapMode : std::uint8_t { off, automatic, swap, recompute };
+const char* name_of(SwapMode swap);  // "auto"
+
 // The permitted choices, and the speed of copies.
 struct MemoryMeans {
   bool swap = true, recompute = true;
@@ -50,11 +54,11 @@ struct MemoryMeans {
 
 // The predicted course of one iteration.
 struct Forecast {
-  double seconds = 0, stall = 0, recomputing = 0;  // stall: computation waits for a copy
-  std::vector<std::size_t> live;                   // bytes in use in each event
-  std::size_t peak = 0;                            // the largest element of live
-  int peak_at = 0;                                 // the event with this peak
-  std::size_t swapped = 0, recomputed = 0;         // bytes
+  double seconds = 0, stall = 0;            // stall: computation waits for a copy
+  std::vector<std::size_t> live;            // bytes in use in each event
+  std::size_t peak = 0;                     // the largest element of live
+  int peak_at = 0;                          // the event with this peak
+  std::size_t swapped = 0, recomputed = 0;  // bytes
   std::vector<int> fetch_after;  // per saved tensor: the event after which its copy in begins; −1: when it is read
   std::vector<int> read_at;      // the event that first needs it, also as a source of another tensor
 };

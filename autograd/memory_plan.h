@@ -31,7 +31,6 @@
 // memory requests evict tensors. Other threads (a loader) take memory for Use::data: plans leave room for its peak so
 // far.
 #pragma once
-#include <deque>
 #include <map>
 #include <memory>
 #include <optional>
@@ -41,8 +40,6 @@
 
 #include "autograd/memory_choice.h"
 #include "autograd/node.h"
-#include "autograd/recompute.h"
-#include "autograd/swap.h"
 #include "core/mover.h"
 #include "core/trace/trace.h"
 
@@ -95,7 +92,7 @@ class MemoryPlan final : public TapeWatcher, public Keeper {
   std::string report() const;  // one line
 
   // ---- called by the tape and by storages ---------------------------------------------------------------------------
-  void recorded(Node& node, std::span<const Variable* const> inputs, const Tensor& y) override;
+  void recorded(Node& node, Operands inputs, const Tensor& y) override;
   void output_of_marked(const Tensor& y) override;
   void before(Node& node) override;
   void after(Node& node) override;
@@ -103,120 +100,121 @@ class MemoryPlan final : public TapeWatcher, public Keeper {
   void gone(Storage& storage) noexcept override;
 
  private:
-  struct Source {
-    Saved held;       // a parameter, or a tensor too small to evict; any other tensor while the result is discarded
-    WeakTensor weak;  // reference to such another tensor
-    int entry = -1;
-    std::uint64_t writes = 0;
+  // ---- the step in progress -----------------------------------------------------------------------------------------
+  struct Source {  // of a recomputation
+    Saved held;    // a parameter, or a tensor too small to evict; any other tensor while the result is discarded
+    WeakTensor weak;
+    int entry = -1;  // number of such another tensor
   };
-  struct Made {  // how a tensor is recomputed
-    const Recomputation* how;
-    Attributes attributes;
+  struct Rerun {  // how a tensor is recomputed
+    std::function<Tensor(std::span<const Tensor>)> compute;
     std::vector<Source> sources;
     double flops;
     std::uint64_t writes;  // of the result
     std::string where;
   };
-  enum class At : std::uint8_t { here, leaving, outside, returning, nowhere };
+  enum class At : std::uint8_t { here, leaving, outside, returning, discarded };
   struct Entry {
     Storage* storage = nullptr;  // null: it was destroyed
     At at = At::here;
-    int pins = 0;                       // nodes that saved it and whose backward is running
-    bool claimed = false;               // backward has read it
-    bool wanted = false;                // it is read soon: the plan does not evict it
-    int depth = 0;                      // if discarded: length of the chain of recomputations
-    std::vector<std::uint64_t> savers;  // sequence numbers of nodes whose backward has not run, ascending
+    int pins = 0;              // nodes that saved it and whose backward is running
+    bool needed_soon = false;  // backward reads it soon, or has read it: the plan does not evict it
     Mover::CopyId copy = 0;
     std::uint64_t writes = 0;  // when the copy began
     void* block = nullptr;     // the block that it is copied back into
-    std::unique_ptr<Made> made;
+    std::unique_ptr<Rerun> rerun;
+  };
+  // Times are taken as spans, which nest, and become seconds when the step is over.
+  struct Span {
+    enum Kind : std::uint8_t { event, wait, recompute } kind;
+    int id = -1;                // event: the tensor that it computed; recompute: the tensor
+    std::size_t within = 0;     // the spans from this one on that ended before are within it
+    double begin = 0, end = 0;  // as now(); on a device the number of a mark
+  };
+  class Timing {
+   public:
+    Timing(MemoryPlan& plan, Span::Kind kind, int id = -1);
+    ~Timing();
+    Timing(const Timing&) = delete;
+    Span span;
+
+   private:
+    MemoryPlan& plan_;
   };
 
   void begin();
   void end();
   void leave() noexcept;
-  std::size_t relieve(std::size_t bytes);  // the allocator's pressure callback
-  std::size_t lacks(std::size_t bytes);    // no tensor can be evicted for these bytes: they exceed the budget
-  std::size_t room() const;                // bytes that a step may take
-
-  // Following the step.
   bool follows() const { return active_ && std::this_thread::get_id() == thread_; }
   int event() const { return int(record_.events.size()); }  // the current event
   double now() const;
-  // Time is taken as a sequence of moments, which read_times() converts into seconds when the step is over.
-  enum class Tick : std::uint8_t { ended, acted, waits, waited, computes, computed };
-  struct Moment {
-    Tick tick;
-    int id;       // ended: the tensor that the event made; computed: the recomputed tensor; −1: none
-    double time;  // as now(); on a device the number of a mark, until the step is over
-  };
-  void take_time(Tick tick, int id = -1);
+  double mark() const { return !timed_ ? 0 : clock_ ? double(clock_->mark()) : now(); }
   void read_times();
-  class Timing {  // a time in which the computation waits, or recomputes
-   public:
-    Timing(MemoryPlan& plan, Tick begin, Tick end, int id = -1) : plan_(plan), end_(end), id_(id) {
-      plan_.take_time(begin);
-    }
-    ~Timing() { plan_.take_time(end_, id_); }
-    Timing(const Timing&) = delete;
-
-   private:
-    MemoryPlan& plan_;
-    Tick end_;
-    int id_;
-  };
+  void trace_copies();
   int known(const Tensor& t) const;  // the tensor's number; −1: none
   int entry_of(const Tensor& t);     // the same; a tensor that may be evicted gets a new number
-  void save(const Saved& saved, const Node& node);
-  int remember(const Node& node, std::span<const Variable* const> inputs, const Tensor& y);
-  std::size_t borrowed(const Node& node, std::span<const Variable* const> inputs, const Tensor& y);
-  bool add_source(Made& made, std::vector<int>& entries, const Tensor& t) const;
-  void end_event(const Node& node, bool backward, double flops, double bytes, int made = -1);
+  void save(const Saved& saved);
+  int remember(const Node& node, Operands inputs, const Tensor& y);
+  void end_event(const Node& node, bool backward, double flops, double bytes, int computed = -1);
   void note_base();
+  std::size_t others_live() const;  // bytes in use beside resident saved tensors and Use::data
 
-  // Moving.
+  // ---- moving tensors (memory_moves.cpp) ----------------------------------------------------------------------------
   Entry& at(int id) { return entries_[std::size_t(id)]; }
   SavedRecord& saved(int id) { return record_.saved[std::size_t(id)]; }
-  static bool is_free(const Entry& e) { return e.storage && e.pins == 0 && e.storage->only_on_tape(); }
+  bool is_free(int id) { return at(id).storage && at(id).pins == 0 && at(id).storage->only_on_tape(); }
   bool may_swap() const { return options_.swap != SwapMode::off && mover_ && broken_.empty(); }
-  bool may_discard(const Entry& e) const;
   void act(int event);  // carries out the plan's actions after this event
   void start_out(int id);
   bool finish_out(int id);
   bool start_in(int id);
+  void fetch(int id);
   void finish_in(int id);
   void discard(int id);
   void compute(int id);
-  std::size_t finish_leaving(std::size_t bytes, bool wanted_too);
-  int victim();
-  std::size_t evict(int id);
+  std::size_t evict(std::size_t bytes, At from, bool needed_soon_too = true);
+  std::size_t relieve(std::size_t bytes);  // the allocator's pressure callback
+  std::size_t lacks(std::size_t bytes);    // no tensor can be evicted for these bytes: they exceed the budget
 
-  // Planning.
-  void finish_record();
-  void trace_copies();
-  void part_from_copies();
+  // ---- planning -----------------------------------------------------------------------------------------------------
+  struct Plan {
+    MemoryChoice choice;
+    std::vector<std::uint64_t> hashes;         // of the events that the plan is for
+    std::vector<int> last_used;                // by tensor: it leaves after this event
+    std::vector<std::pair<int, int>> fetches;  // after which event which tensor is copied in, in order
+    int times = 0, differed = 0;               // that it was planned; steps since then that differed from the forecast
+    double alone = 0;                          // seconds of computation in a step without copies; 0: not known
+    MemoryChoice best;                         // the choice of the fastest step
+    double best_seconds = 0;                   // seconds of that step; 0: none yet
+    bool settled = false;
+    std::size_t room = 0;  // bytes for which it was planned
+  };
+  std::size_t room() const;  // bytes that a step may take
+  void check_budget(bool first);
+  void separate_copies();
   void plan_next();
   void adopt(MemoryChoice choice);
 
   Backend& backend_;
   const std::unique_ptr<Mover> mover_;
   const MemoryPlanOptions options_;
-  const std::thread::id thread_;
+  const std::thread::id thread_ = std::this_thread::get_id();
   // The device's clock; null: work is done when calls return, or the device cannot measure times
   const std::unique_ptr<Follower> clock_;
   bool active_ = false, returns_ = false;  // within a step; at its end, when all evicted tensors are brought back
   TapeWatcher* outer_ = nullptr;
 
-  // State of the current step.
   std::vector<Entry> entries_;  // by number, as record_.saved
   IterationRecord record_;
-  std::vector<std::uint64_t> hashes_;             // of the events: operation and shape
-  std::vector<int> leaving_, discarding_, held_;  // being copied out; to be discarded when free; not free yet
-  std::deque<int> returning_;                     // to be copied in as soon as there is room, in order
-  std::vector<std::unique_ptr<Made>> ended_;      // of storages that are being destroyed
-  std::size_t resident_ = 0, base_ = 0;           // bytes of saved tensors in memory; the event's other bytes
-  std::uint64_t requests_ = 0;                    // memory requests of this thread, at the end of the last event
-  std::vector<Moment> moments_;
+  std::vector<std::uint64_t> hashes_;          // of the events: operation and shape
+  std::vector<int> staying_;                   // tensors that are in memory and may leave, or are not free yet
+  std::size_t next_fetch_ = 0;                 // of the plan's
+  std::vector<std::unique_ptr<Rerun>> ended_;  // of storages that are being destroyed
+  std::size_t resident_ = 0, base_ = 0;        // bytes of saved tensors in memory; the event's other bytes
+  std::size_t before_event_ = 0;               // others_live() when the event began
+  std::uint64_t requests_ = 0;                 // memory requests of this thread, at the end of the last event
+  std::vector<Span> spans_;
+  std::optional<Timing> event_;  // the current one
   bool timed_ = true;
   double began_ = 0;              // as now()
   std::int64_t traced_from_ = 0;  // the same moment in the trace
@@ -224,20 +222,9 @@ class MemoryPlan final : public TapeWatcher, public Keeper {
   Measured now_, measured_;
   std::string broken_;  // why tensors can no longer be swapped; empty: they can
 
-  struct Plan {
-    MemoryChoice choice;
-    std::vector<std::uint64_t> hashes;                       // of the events that the plan is for
-    std::vector<std::vector<int>> leave_after, fetch_after;  // tensors by event
-    int made = 0, waited = 0;  // number of times it was planned; steps since then that differed from the forecast
-    double alone = 0;          // seconds of computation in a step without copies; 0: not known
-    MemoryChoice best;         // the choice of the fastest step
-    double best_seconds = 0;   // seconds of that step; 0: none yet
-    bool settled = false;
-    std::size_t room = 0;  // bytes for which it was planned
-  };
   std::map<std::uint64_t, Plan> plans_;  // by the first event: an epoch's smaller last batch has a plan of its own
   Plan* plan_ = nullptr;
-  static constexpr int warm_up = 2;  // steps
+  static constexpr int warm_up = 2;  // plans
   int steps_ = 0;
   double slowdown_ = 0;      // MemoryMeans::slowdown, as measured
   std::size_t outside_ = 0;  // bytes in use at the peak between steps

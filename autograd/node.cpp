@@ -23,7 +23,8 @@ static std::atomic<std::uint64_t> nodes{0};
 std::uint64_t living_nodes() { return nodes.load(std::memory_order_relaxed); }
 Node::~Node() { nodes.fetch_sub(1, std::memory_order_relaxed); }
 
-// Deleting a node drops its inputs, which may drop theirs: done with a list instead of the call stack.
+// Deleting a node releases its inputs, which may release theirs. A list replaces recursion, so that long chains do not
+// overflow the stack.
 void Node::destroy(const Node* node) {
   static thread_local const Node* dead = nullptr;
   static thread_local bool draining = false;
@@ -39,17 +40,16 @@ void Node::destroy(const Node* node) {
   draining = false;
 }
 
-// ---- nodes ----------------------------------------------------------------------------------------------------------
-static std::uint64_t next_number() {
-  static thread_local std::uint64_t n = 0;
-  return ++n;
-}
-
-Node::Node(const char* name) : op(name), scope(mode().scope), sequence(next_number()) {
+Node::Node(const char* name) : op(name), scope(mode().scope) {
+  static thread_local std::uint64_t created = 0;
+  sequence = ++created;
   nodes.fetch_add(1, std::memory_order_relaxed);
 }
 
-std::string Node::where() const { return scope->empty() ? std::string(op) : std::string(op) + " in " + *scope; }
+static std::string place_of(const std::string& op, const std::string& scope) {
+  return scope.empty() ? op : op + " in " + scope;
+}
+std::string Node::where() const { return place_of(op, *scope); }
 
 const Tensor& Node::kept(int i) const {
   const Saved& s = saved[i];
@@ -73,57 +73,48 @@ Leaf::Leaf(Tensor v, std::string n) : Node("leaf"), value(std::move(v)), name(st
 }
 
 // ---- gradient slots -------------------------------------------------------------------------------------------------
-// A gradient that was sent away as final must not change while it travels.
-static void check_open(Leaf& leaf) {
-  if (leaf.handed_on && leaf.has_grad)
-    fail("the gradient of ", leaf.name.empty() ? "a leaf" : leaf.name,
+// The tensor that holds the sum of an input's gradients; add: it holds a part of the sum already.
+static GradientSlot::Destination sum_of(Node& input) {
+  Leaf* leaf = input.leaf();
+  if (!leaf) return {&input.gradient, input.gradient.defined()};
+  // A gradient that is being sent must not change.
+  if (leaf->handed_on && leaf->has_grad)
+    fail("the gradient of ", leaf->name.empty() ? "a leaf" : leaf->name,
          " is already being exchanged, and backward() adds to it: zero the gradients before another pass; an operation "
-         "that "
-         "calls backward() in its own names the parameters it uses there among its inputs");
-  leaf.handed_on = false;
+         "that calls backward() in its own names the parameters it uses there among its inputs");
+  leaf->handed_on = false;
+  return {&leaf->grad, leaf->has_grad};
 }
 
 GradientSlot::Destination GradientSlot::destination(Backend& backend, const Shape& shape, DType dtype) {
-  if (Leaf* leaf = input_->leaf()) {
-    check_open(*leaf);
-    if (!leaf->grad.defined()) leaf->grad = Tensor(backend, shape, dtype);
-    return {&leaf->grad, std::exchange(leaf->has_grad, true)};
-  }
-  Tensor& g = input_->gradient;
-  if (!g.defined()) {
-    g = Tensor(backend, shape, dtype);
-    return {&g, false};
-  }
-  // Somebody else reads these bytes: a residual join handed the same gradient to two inputs
-  if (!g.unique()) g = g.clone();
-  return {&g, true};
+  const auto [g, add] = sum_of(*input_);
+  Leaf* leaf = input_->leaf();
+  if (!g->defined())
+    *g = Tensor(backend, shape, dtype);
+  else if (!leaf && !g->unique())
+    *g = g->clone();  // a residual connection gave the same gradient to two inputs
+  if (leaf) leaf->has_grad = true;
+  return {g, add};
 }
 
 void GradientSlot::accumulate(Tensor t) {
-  if (Leaf* leaf = input_->leaf()) {
-    check_open(*leaf);
-    if (!leaf->grad.defined())
-      leaf->grad = t.unique() ? t : t.clone();
-    else if (leaf->has_grad)
-      add_into(leaf->grad, t);
-    else
-      leaf->grad.copy_from(t);
-    leaf->has_grad = true;
-    return;
-  }
-  Tensor& g = input_->gradient;
-  if (!g.defined()) {
-    g = std::move(t);
-  } else if (g.unique()) {
-    add_into(g, t);
+  const auto [g, add] = sum_of(*input_);
+  Leaf* leaf = input_->leaf();
+  if (!g->defined()) {
+    *g = leaf && !t.unique() ? t.clone() : std::move(t);
+  } else if (!add) {
+    g->copy_from(t);
+  } else if (leaf || g->unique()) {
+    add_into(*g, t);
   } else if (t.unique()) {
-    add_into(t, g);
-    g = std::move(t);
+    add_into(t, *g);
+    *g = std::move(t);
   } else {
-    Tensor sum = Tensor::like(g);
-    add(g, t, sum);
-    g = std::move(sum);
+    Tensor sum = Tensor::like(*g);
+    tandem::add(*g, t, sum);
+    *g = std::move(sum);
   }
+  if (leaf) leaf->has_grad = true;
 }
 
 // ---- inputs ---------------------------------------------------------------------------------------------------------
@@ -149,7 +140,7 @@ void check_inputs(const char* op, const Tensor& x, std::initializer_list<const T
 // so memory is freed in the reverse order of its allocation. Nothing is recursive: a chain of 200,000 operations needs
 // no more stack than one.
 //
-// Runs one pass at a time; every thread has its own.
+// Runs one pass at a time; each thread has its own engine.
 class Engine {
  public:
   void run(const Variable& root, const BackwardOptions& options) {
@@ -159,13 +150,12 @@ class Engine {
             root.shape());
     require(root.requires_grad(),
             "backward(): nothing that leads to this loss requires a gradient (was it computed under NoGrad, or is all "
-            "of it "
-            "frozen?)");
-    require(
-        !std::exchange(runs_, true),
-        "backward() was called within a backward pass of this thread, by a hook or by an operation's backward: call "
-        "it after that one. To compute a module again in backward, set its `recompute`");
-    visit_ = next_visit();
+            "of it frozen?)");
+    require(!std::exchange(runs_, true),
+            "backward() was called within a backward pass of this thread, by a hook or by an operation's backward: "
+            "call it after that one. To compute a module again in backward, set its `recompute`");
+    static std::atomic<std::uint64_t> visits{0};  // of all threads: a leaf may be visited by one after the other
+    visit_ = visits.fetch_add(1, std::memory_order_relaxed) + 1;
     struct Leave {
       Engine& pass;
       ~Leave() { pass.leave(); }
@@ -190,34 +180,25 @@ class Engine {
 
  private:
   static bool older(const Ref<Node>& a, const Ref<Node>& b) { return a->sequence < b->sequence; }
-  static std::uint64_t next_visit() {  // one count for all threads: a leaf may be visited by one after the other
-    static std::atomic<std::uint64_t> n{0};
-    return n.fetch_add(1, std::memory_order_relaxed) + 1;
-  }
   void push(Ref<Node> node) {
     ready_.push_back(std::move(node));
     std::push_heap(ready_.begin(), ready_.end(), older);
   }
   // Called when this leaf's gradient is complete in this pass.
   void finished(Leaf& leaf) {
-    zero_if_empty(leaf);
-    if (std::exchange(leaf.fired_, visit_) != visit_ && leaf.hook) leaf.hook(leaf);
-  }
-  static void zero_if_empty(Leaf& leaf) {
-    if (leaf.has_grad) return;
     if (!leaf.grad.defined()) leaf.grad = Tensor::like(leaf.value);
-    leaf.grad.fill(0);
-    leaf.has_grad = true;
+    if (!std::exchange(leaf.has_grad, true)) leaf.grad.fill(0);
+    if (std::exchange(leaf.fired_, visit_) != visit_ && leaf.hook) leaf.hook(leaf);
   }
 
   void enter(Node* node) {
     node->visit_ = visit_;
     node->pending_ = 0;
-    node->gradient = Tensor();  // left over from a pass that threw
+    node->gradient = Tensor();  // from an earlier pass that threw an exception
     stack_.push_back(node);
   }
 
-  // The pass is over, or threw.
+  // The pass has ended or thrown an exception.
   void leave() {
     runs_ = false;
     stack_.clear();
@@ -229,19 +210,15 @@ class Engine {
     while (!stack_.empty()) {
       Node* node = stack_.back();
       stack_.pop_back();
-      check_whole(*node);
-      for (std::size_t i = 0; i < node->inputs.size(); i++) {
-        Node* input = node->inputs[i].pointer();
+      if (node->released_)
+        fail("backward() ran a second time through ", node->where(),
+             ": its saved tensors were released; pass keep = true to the first call");
+      for (const Ref<Node>& input : node->inputs) {
         if (!input) continue;
-        if (input->visit_ != visit_) enter(input);
+        if (input->visit_ != visit_) enter(input.pointer());
         input->pending_++;
       }
     }
-  }
-
-  static void check_whole(const Node& node) {
-    require(!node.released_, "backward() ran a second time through ", node.where(),
-            ": its saved tensors were released; pass keep = true to the first call");
   }
 
   // mode().scope, while a node's backward runs.
@@ -253,9 +230,9 @@ class Engine {
 
   void step(Node& node, bool keep) {
     slots_.clear();
-    for (std::size_t i = 0; i < node.inputs.size(); i++) slots_.emplace_back(node.inputs[i].pointer());
+    for (const Ref<Node>& input : node.inputs) slots_.emplace_back(input.pointer());
     Tensor dy = std::exchange(node.gradient, Tensor());
-    // There is no gradient when no consumer gave one (an input that it does not depend on).
+    // A node has no gradient if no consumer depends on it.
     Trace::Lane* lane = tracing();
     Trace::Event event{.name = node.op, .kind = "op", .where = node.scope};
     if (lane) {
@@ -264,8 +241,9 @@ class Engine {
           node.flops() * double(std::count_if(slots_.begin(), slots_.begin() + std::min<long>(2, node.inputs.size()),
                                               [](const GradientSlot& s) { return s.wanted(); }));
       event.bytes = double(dy.defined() ? dy.bytes() : 0);
-      for (std::size_t i = 0; i < node.saved.size(); i++)
-        if (const Tensor& t = node.saved[i].tensor; t.defined()) event.bytes += double(t.bytes());
+      for (const Saved& s : node.saved) event.bytes += s.tensor.defined() ? double(s.tensor.bytes()) : 0;
+      for (const Ref<Node>& input : node.inputs)
+        event.bytes += input ? double(input->shape.numel()) * double(size_of(input->dtype)) : 0;
     }
     if (dy.defined()) {
       InScope scope(node.scope);
@@ -274,20 +252,14 @@ class Engine {
       node.backward(std::move(dy), slots_);
       if (watcher) watcher->after(node);
     }
-    if (lane) {
-      for (std::size_t i = 0; i < node.inputs.size(); i++)
-        if (Node* input = node.inputs[i].pointer())
-          event.bytes += double(input->shape.numel()) * double(size_of(input->dtype));
-      lane->add_now(event);
-    }
+    if (lane) lane->add_now(event);
     if (mode().check) check(node);
-    for (std::size_t i = 0; i < node.inputs.size(); i++) {
-      Node* input = node.inputs[i].pointer();
+    for (const Ref<Node>& input : node.inputs) {
       if (!input || --input->pending_ > 0) continue;
       if (Leaf* leaf = input->leaf())
         finished(*leaf);
       else
-        push(node.inputs[i]);
+        push(input);
     }
     if (!keep) node.release();
   }
@@ -329,52 +301,29 @@ Variable::Variable(Tensor value, bool requires_grad, std::string name) {
   node_ = Ref<Node>(leaf_);
 }
 
-bool needs_tape(std::initializer_list<const Variable*> inputs) {
-  if (!mode().record) return false;
-  for (const Variable* v : inputs)
-    if (v->requires_grad()) return true;
-  return false;
+bool needs_tape(Operands inputs) {
+  return mode().record &&
+         std::any_of(inputs.begin(), inputs.end(), [](const Variable* v) { return v->requires_grad(); });
 }
 
-bool needs_tape(std::span<const Variable> inputs) {
-  if (!mode().record) return false;
-  for (const Variable& v : inputs)
-    if (v.requires_grad()) return true;
-  return false;
-}
-
-void keep(Node& node, std::initializer_list<Tensor> saved) {
+void add_to_tape(Node& node, Operands inputs, std::initializer_list<Tensor> saved, const Tensor& y) {
+  for (const Variable* v : inputs) node.inputs.push_back(v->node());
   for (const Tensor& t : saved) node.saved.emplace_back(t, t.defined() ? t.writes().now() : 0);
-}
-
-std::size_t bytes_to_trace(std::initializer_list<const Variable*> inputs) {
-  if (!tracing()) return 0;
-  std::size_t sum = 0;
-  for (const Variable* v : inputs)
-    if (v->defined()) sum += v->value().bytes();
-  return sum;
-}
-
-void tell_watcher(Node& node, std::span<const Variable* const> inputs, const Tensor& y) {
   node.shape = y.shape();
   node.dtype = y.dtype();
-  mode().watcher->recorded(node, inputs, y);
+  if (mode().watcher) mode().watcher->recorded(node, inputs, y);
 }
 
-Variable finish(Tensor y, Ref<Node> node, const char* op, std::size_t read) {
-  if (Trace::Lane* lane = tracing())
-    lane->until_now({.name = op,
-                     .kind = "op",
-                     .where = mode().scope,
-                     .flops = node ? node->flops() : 0,
-                     .bytes = double(read + y.bytes())});
-  if (node) {
-    node->shape = y.shape();
-    node->dtype = y.dtype();
+Variable finish(Tensor y, Ref<Node> node, const char* op, Operands inputs) {
+  if (Trace::Lane* lane = tracing()) {
+    double bytes = double(y.bytes());
+    for (const Variable* v : inputs) bytes += v->defined() ? double(v->value().bytes()) : 0;
+    lane->until_now(
+        {.name = op, .kind = "op", .where = mode().scope, .flops = node ? node->flops() : 0, .bytes = bytes});
   }
   if (mode().check && y.dtype() != DType::i32 && y.dtype() != DType::u8 && !all_finite(y))
-    throw NotFinite(std::string(op) + (mode().scope->empty() ? "" : " in " + *mode().scope) +
-                    " produced a value that is not finite (output " + (std::ostringstream() << y.shape()).str() + ")");
+    throw NotFinite(place_of(op, *mode().scope) + " produced a value that is not finite (output " +
+                    (std::ostringstream() << y.shape()).str() + ")");
   return Variable(std::move(y), std::move(node));
 }
 

@@ -16,7 +16,14 @@
 namespace tandem {
 
 class Node;
+class Variable;
 struct Leaf;
+
+// The inputs of an operation. An optional one that was not given is an empty Variable.
+struct Operands : std::span<const Variable* const> {
+  Operands(std::initializer_list<const Variable*> all) : span(all.begin(), all.size()) {}
+  Operands(const std::vector<const Variable*>& all) : span(all) {}
+};
 
 // A tensor saved for backward, and its write count at that time.
 struct Saved {
@@ -39,6 +46,13 @@ struct Saved {
 
 // The arguments of an operation other than tensors: {{"stride", {2, 2}}, {"relu", {1}}}.
 using Attributes = std::vector<std::pair<const char*, std::vector<double>>>;
+
+// How the result of an operation is computed again, bit for bit, when the memory plan has discarded it.
+struct Recomputation {
+  std::vector<Tensor> sources;  // the inputs and saved tensors that compute needs; an empty tensor stays empty
+  // Holds the operation's attributes and no tensor. Null: the operation cannot be run again.
+  std::function<Tensor(std::span<const Tensor> sources)> compute;
+};
 
 // Receives the gradient of one input of a node. The gradient of a parameter is written directly into the parameter's
 // range of the flat gradient vector, any other gradient into a tensor of the engine.
@@ -72,6 +86,8 @@ class Node : public Counted {
   // each of the first two inputs costs the same number.
   virtual double flops() const { return 0; }
   virtual Attributes attributes() const { return {}; }
+  // For operations that are cheap to run again. Called when the operation has run.
+  virtual Recomputation recompute([[maybe_unused]] Operands inputs) const { return {}; }
 
   const char* op;            // "conv2d"
   const std::string* scope;  // path of the module that ran it: "layer1.0.conv1"; never null
@@ -118,8 +134,6 @@ struct Leaf final : Node {
   std::uint64_t fired_ = 0;  // the last pass that called the hook
 };
 
-class Variable;
-
 struct BackwardOptions {
   std::span<Leaf* const> leaves = {};  // their hooks always run; a leaf that is not reached gets a zero gradient
   bool keep = false;                   // keep the tape for a second backward
@@ -143,7 +157,7 @@ class TapeWatcher {
  public:
   virtual ~TapeWatcher() = default;
   // Called after node was added to the tape
-  virtual void recorded(Node& node, std::span<const Variable* const> inputs, const Tensor& y) = 0;
+  virtual void recorded(Node& node, Operands inputs, const Tensor& y) = 0;
   // y is the output of a module that is marked for recomputation (Module::recompute). y itself is kept.
   virtual void output_of_marked(const Tensor& y) = 0;
   virtual void before(Node& node) = 0;  // its backward runs next

@@ -1,6 +1,6 @@
-// Batch normalisation, with the addition of a residual and ReLU in the same pass over memory. Saved are x, the mean and
-// the inverse standard deviation. The ReLU mask is recomputed from x; with a residual it is read from y, which the next
-// convolution saves anyway.
+// Batch normalisation, with the addition of a residual and ReLU in the same pass over memory. The node saves x, the
+// mean and the inverse standard deviation. The ReLU mask is recomputed from x; with a residual it is read from y, which
+// the next convolution saves anyway.
 #include <cmath>
 
 #include "autograd/ops.h"
@@ -24,6 +24,17 @@ struct BatchNormNode : Node {
   bool residual;
   BatchNormNode(const NormShape& shape, bool r) : Node(name), s(shape), residual(r) {}
   Attributes attributes() const override { return {{"epsilon", {s.epsilon}}, {"relu", {double(s.relu)}}}; }
+  // From the statistics that the first run stored. The running ones do not change again.
+  Recomputation recompute(Operands in) const override {
+    Recomputation again{{in[3]->defined() ? in[3]->value() : Tensor()}, [shape = s](std::span<const Tensor> t) {
+                          Tensor y = Tensor::like(t[1]);
+                          y.backend().batch_norm_again(shape, t[1], t[0].defined() ? &t[0] : nullptr, t[2], t[3], t[4],
+                                                       t[5], y);
+                          return y;
+                        }};
+    for (int i = 0; i < 5; i++) again.sources.push_back(saved[i].tensor);
+    return again;
+  }
 
   // inputs: x, gamma, beta, residual. saved: x, gamma, beta, mean, inverse standard deviation, y (residual and relu
   // only).
@@ -54,13 +65,13 @@ struct BatchNormNode : Node {
     backend.batch_norm_backward(s, x, residual && s.relu ? &kept(5) : nullptr, dy, gamma, beta, mean, inverse, out);
     if (tied.defined()) slots[2].accumulate(std::move(tied));
     if (wants_residual) {
-      if (s.relu) dy = Tensor();  // masked holds the memory now
+      if (s.relu) dy = Tensor();  // `masked` has the memory now
       slots[3].accumulate(s.relu ? std::move(masked) : std::move(dy));
     }
   }
 };
 
-// Evaluation is element-wise in x, but its gradient is rarely wanted: composed from the other operations.
+// Evaluation is element-wise in x. Its gradient is rarely needed, so it is composed from other operations.
 Variable evaluate(const Variable& x, const Variable& gamma, const Variable& beta, const Tensor& mean,
                   const Tensor& variance, const BatchNormOptions& o, const Variable& residual) {
   Variable g = gamma * rsqrt(Variable(variance) + o.epsilon);
@@ -94,12 +105,8 @@ Variable batch_norm(const Variable& x, const Variable& gamma, const Variable& be
     Tensor y = Tensor::like(x.value());
     y.backend().batch_norm_inference(s, x.value(), extra, gamma.value(), beta.value(), running_mean, running_variance,
                                      y);
-    if (mode().recorder) {  // as one operation: x, gamma, beta, residual (or nothing), mean, variance
-      const Variable mean(running_mean), variance(running_variance);
-      const Variable* inputs[] = {&x, &gamma, &beta, &residual, &mean, &variance};
-      write_down(*Ref<Node>(new BatchNormNode(s, residual.defined())), inputs, y);
-    }
-    return finish(y, {}, BatchNormNode::name);
+    const Variable mean(running_mean), variance(running_variance);
+    return record<BatchNormNode>(y, {&x, &gamma, &beta, &residual, &mean, &variance}, {}, s, residual.defined());
   }
   require(s.rows > 1, "batch_norm: one value per channel (input ", x.shape(),
           ") has no variance: use a larger batch, or eval()");

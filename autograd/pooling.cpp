@@ -13,12 +13,28 @@ Attributes describe(const PoolShape& s, bool relu) {
           {"relu", {double(relu)}}};
 }
 
+Tensor max_pooled(const PoolShape& s, const Tensor& x, bool relu, Tensor* argmax) {
+  Tensor y(x.backend(), {s.n, s.out_h(), s.out_w(), s.c}, x.dtype());
+  y.backend().max_pool(s, x, relu, y, argmax);
+  return y;
+}
+
+Tensor averaged(const PoolShape& s, const Tensor& x) {
+  Tensor y(x.backend(), {s.n, s.out_h(), s.out_w(), s.c}, x.dtype());
+  y.backend().average_pool(s, x, y);
+  return y;
+}
+
 struct MaxPoolNode : Node {
   static constexpr auto name = "max_pool2d";
   PoolShape s;
   bool relu;
   MaxPoolNode(const PoolShape& shape, bool r) : Node(name), s(shape), relu(r) {}
   Attributes attributes() const override { return describe(s, relu); }
+  Recomputation recompute(Operands in) const override {
+    return {{in[0]->value()},
+            [s = s, relu = relu](std::span<const Tensor> t) { return max_pooled(s, t[0], relu, nullptr); }};
+  }
   void backward(Tensor dy, std::span<GradientSlot> slots) override {
     const Tensor& argmax = kept(0);
     auto [dx, add] = slots[0].destination(dy.backend(), {s.n, s.h, s.w, s.c}, dy.dtype());
@@ -31,6 +47,9 @@ struct AveragePoolNode : Node {
   PoolShape s;
   explicit AveragePoolNode(const PoolShape& shape) : Node(name), s(shape) {}
   Attributes attributes() const override { return describe(s, false); }
+  Recomputation recompute(Operands in) const override {
+    return {{in[0]->value()}, [s = s, y = shape](std::span<const Tensor> t) { return averaged(s, t[0]).reshape(y); }};
+  }
   void backward(Tensor dy, std::span<GradientSlot> slots) override {
     auto [dx, add] = slots[0].destination(dy.backend(), {s.n, s.h, s.w, s.c}, dy.dtype());
     dy.backend().average_pool_backward(s, dy, *dx, add);
@@ -50,35 +69,29 @@ PoolShape pool_shape(const char* op, const Variable& x, const Pool2dOptions& o) 
           o.kernel_size, stride,    stride,    o.padding, o.padding};
 }
 
-Variable average(const Variable& x, const PoolShape& s, bool flat) {
-  Tensor y(x.backend(), {s.n, s.out_h(), s.out_w(), s.c}, x.dtype());
-  y.backend().average_pool(s, x.value(), y);
-  if (flat) y = y.reshape({s.n, s.c});
-  return record<AveragePoolNode>(y, {&x}, {}, s);
-}
-
 }  // namespace
 
 Variable max_pool2d(const Variable& x, const Pool2dOptions& options) {
   PoolShape s = pool_shape("max_pool2d", x, options);
   require(s.kh * s.kw <= 255, "max_pool2d: the window ", s.kh, "×", s.kw, " has more than 255 positions");
-  Shape shape{s.n, s.out_h(), s.out_w(), s.c};
-  Tensor y(x.backend(), shape, x.dtype()), argmax;
-  if (needs_tape({&x})) argmax = Tensor(x.backend(), shape, DType::u8);
-  y.backend().max_pool(s, x.value(), options.relu, y, argmax.defined() ? &argmax : nullptr);
+  Tensor argmax;
+  if (needs_tape({&x})) argmax = Tensor(x.backend(), {s.n, s.out_h(), s.out_w(), s.c}, DType::u8);
+  const Tensor y = max_pooled(s, x.value(), options.relu, argmax.defined() ? &argmax : nullptr);
   return record<MaxPoolNode>(y, {&x}, {argmax}, s, options.relu);
 }
 
 Variable average_pool2d(const Variable& x, const Pool2dOptions& options) {
   require(!options.relu, "average_pool2d: relu belongs to max_pool2d");
-  return average(x, pool_shape("average_pool2d", x, options), false);
+  const PoolShape s = pool_shape("average_pool2d", x, options);
+  return record<AveragePoolNode>(averaged(s, x.value()), {&x}, {}, s);
 }
 
 Variable global_average_pool(const Variable& x) {
   require(x.rank() == 4, "global_average_pool: input ", x.shape(), " must be [N,H,W,C]");
   std::int64_t h = x.size(1), w = x.size(2);
   require(h > 0 && w > 0, "global_average_pool: input ", x.shape(), " has no pixels to average");
-  return average(x, {x.size(0), h, w, x.size(3), h, w, h, w, 0, 0}, true);
+  const PoolShape s{x.size(0), h, w, x.size(3), h, w, h, w, 0, 0};
+  return record<AveragePoolNode>(averaged(s, x.value()).reshape({s.n, s.c}), {&x}, {}, s);
 }
 
 }  // namespace tandem

@@ -10,7 +10,7 @@ double Operation::attribute(const char* name, std::size_t i) const {
   fail(where(), " has no attribute ", name);
 }
 
-void write_down(const Node& described, std::span<const Variable* const> inputs, const Tensor& y) {
+void add_to_recorder(const Node& described, Operands inputs, const Tensor& y) {
   Operation o{
       .op = described.op, .module = *mode().scope, .attributes = described.attributes(), .inputs = {}, .output = y};
   for (const Variable* v : inputs) o.inputs.push_back(v->defined() ? v->value() : Tensor());

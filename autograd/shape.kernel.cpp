@@ -43,60 +43,42 @@ struct ReshapeNode : Node {
   void backward(Tensor dy, std::span<GradientSlot> slots) override { slots[0].accumulate(dy.reshape(from)); }
 };
 
-struct TransposeNode : Node {
-  static constexpr auto name = "transpose";
-  Shape from;
-  StridedView view;  // of x, walked in y's order
-  TransposeNode(const Shape& s, const StridedView& b) : Node(name), from(s), view(b) {}
-  void backward(Tensor dy, std::span<GradientSlot> slots) override {
-    auto [dx, add] = slots[0].destination(dy.backend(), from, dy.dtype());
-    copy_view(dy.shape(), dy, whole(dy.shape()), *dx, view, add);
-  }
+// The elements of an input that are copied, as a view of the input and as one of the result.
+struct Copy {
+  Shape shape;
+  StridedView from, to;
 };
 
-struct SliceNode : Node {
-  static constexpr auto name = "slice";
-  Shape from;
-  StridedView view;  // of x
-  Attributes where;
-  SliceNode(const Shape& s, const StridedView& b, Attributes a) : Node(name), from(s), view(b), where(std::move(a)) {}
-  Attributes attributes() const override { return where; }
-  void backward(Tensor dy, std::span<GradientSlot> slots) override {
-    auto [dx, add] = slots[0].destination(dy.backend(), from, dy.dtype());
-    if (!add) dx->fill(0);
-    copy_view(dy.shape(), dy, whole(dy.shape()), *dx, view, true);
-  }
-};
+constexpr char transpose_op[] = "transpose", slice_op[] = "slice", pad_op[] = "pad", cat_op[] = "cat";
 
-struct PadNode : Node {
-  static constexpr auto name = "pad";
-  Shape from;
-  StridedView view;  // of y
-  Attributes where;
-  PadNode(const Shape& s, const StridedView& b, Attributes a) : Node(name), from(s), view(b), where(std::move(a)) {}
-  Attributes attributes() const override { return where; }
-  void backward(Tensor dy, std::span<GradientSlot> slots) override {
-    auto [dx, add] = slots[0].destination(dy.backend(), from, dy.dtype());
-    copy_view(from, dy, view, *dx, whole(from), add);
+template <const char* operation>
+struct CopyNode : Node {
+  static constexpr auto name = operation;
+  std::vector<Shape> shapes;  // of the inputs
+  std::vector<Copy> copies;
+  Attributes described;
+  CopyNode(Operands xs, std::vector<Copy> c, Attributes a) : Node(name), copies(std::move(c)), described(std::move(a)) {
+    for (const Variable* x : xs) shapes.push_back(x->shape());
   }
-};
-
-struct CatNode : Node {
-  static constexpr auto name = "cat";
-  std::vector<Shape> parts;
-  std::vector<StridedView> views;  // of y
-  int axis;
-  CatNode(int a, std::vector<Shape> p, std::vector<StridedView> b)
-      : Node(name), parts(std::move(p)), views(std::move(b)), axis(a) {}
-  Attributes attributes() const override { return {{"axis", {double(axis)}}}; }
+  Attributes attributes() const override { return described; }
   void backward(Tensor dy, std::span<GradientSlot> slots) override {
-    for (std::size_t i = 0; i < parts.size(); i++) {
+    for (std::size_t i = 0; i < copies.size(); i++) {
       if (!slots[i].wanted()) continue;
-      auto [dx, add] = slots[i].destination(dy.backend(), parts[i], dy.dtype());
-      copy_view(parts[i], dy, views[i], *dx, whole(parts[i]), add);
+      const Copy& c = copies[i];
+      auto [dx, add] = slots[i].destination(dy.backend(), shapes[i], dy.dtype());
+      if (!add && c.shape.numel() < shapes[i].numel()) dx->fill(0);  // the elements that are not copied
+      copy_view(c.shape, dy, c.to, *dx, c.from, add);
     }
   }
 };
+
+template <const char* operation>
+Variable copied(Tensor y, Operands xs, const std::vector<Copy>& copies, Attributes attributes = {}) {
+  for (std::size_t i = 0; i < copies.size(); i++)
+    if (y.storage().pointer() != xs[i]->value().storage().pointer())  // else y is a view of x
+      copy_view(copies[i].shape, xs[i]->value(), copies[i].from, y, copies[i].to, false);
+  return record<CopyNode<operation>>(y, xs, {}, xs, copies, std::move(attributes));
+}
 
 }  // namespace
 
@@ -171,8 +153,7 @@ Variable transpose(const Variable& x, Axes order) {
     shape.append(x.size(axis));
   }
   Tensor y(x.backend(), shape, x.dtype());
-  copy_view(shape, x.value(), view, y, whole(shape), false);
-  return record<TransposeNode>(y, {&x}, {}, x.shape(), view);
+  return copied<transpose_op>(y, {&x}, {{shape, view, whole(shape)}});
 }
 
 Variable slice(const Variable& x, int axis, std::int64_t begin, std::int64_t end, std::int64_t step) {
@@ -185,16 +166,11 @@ Variable slice(const Variable& x, int axis, std::int64_t begin, std::int64_t end
   view.step[a] *= step;
   Shape shape = x.shape();
   shape[a] = (end - begin + step - 1) / step;
-  Tensor y;
-  if (a == 0 && step == 1) {
-    y = x.value().slice(begin, end);  // rows of the first axis share memory
-  } else {
-    y = Tensor(x.backend(), shape, x.dtype());
-    copy_view(shape, x.value(), view, y, whole(shape), false);
-  }
-  return record<SliceNode>(
-      y, {&x}, {}, x.shape(), view,
-      Attributes{{"axis", {double(a)}}, {"begin", {double(begin)}}, {"end", {double(end)}}, {"step", {double(step)}}});
+  // Rows of the first axis share memory
+  const Tensor y = a == 0 && step == 1 ? x.value().slice(begin, end) : Tensor(x.backend(), shape, x.dtype());
+  return copied<slice_op>(
+      y, {&x}, {{shape, view, whole(shape)}},
+      {{"axis", {double(a)}}, {"begin", {double(begin)}}, {"end", {double(end)}}, {"step", {double(step)}}});
 }
 
 Variable cat(std::span<const Variable> parts, int axis) {
@@ -211,28 +187,15 @@ Variable cat(std::span<const Variable> parts, int axis) {
               p.shape(), " differ elsewhere");
     shape[a] += p.size(a);
   }
-  Tensor y(parts[0].backend(), shape, parts[0].dtype());
-  std::vector<StridedView> views;
-  std::vector<Shape> shapes;
+  std::vector<const Variable*> inputs;
+  std::vector<Copy> copies;
   StridedView view = whole(shape);
   for (const Variable& p : parts) {
-    copy_view(p.shape(), p.value(), whole(p.shape()), y, view, false);
-    views.push_back(view);
-    shapes.push_back(p.shape());
+    inputs.push_back(&p);
+    copies.push_back({p.shape(), whole(p.shape()), view});
     view.begin += p.size(a) * view.step[a];
   }
-  Ref<Node> node;
-  if (needs_tape(parts) || mode().recorder) node = Ref<Node>(new CatNode(a, std::move(shapes), std::move(views)));
-  if (mode().recorder) {
-    std::vector<const Variable*> inputs;
-    for (const Variable& p : parts) inputs.push_back(&p);
-    write_down(*node, inputs, y);
-  }
-  if (!needs_tape(parts))
-    node.reset();
-  else
-    for (const Variable& p : parts) node->inputs.push_back(p.node());
-  return finish(y, std::move(node), CatNode::name);
+  return copied<cat_op>(Tensor(parts[0].backend(), shape, parts[0].dtype()), inputs, copies, {{"axis", {double(a)}}});
 }
 
 Variable pad(const Variable& x, int axis, std::int64_t before, std::int64_t after, double value) {
@@ -244,11 +207,9 @@ Variable pad(const Variable& x, int axis, std::int64_t before, std::int64_t afte
   shape[a] += before + after;
   StridedView view = whole(shape);
   view.begin = before * view.step[a];
-  Tensor y = Tensor::full(x.backend(), shape, value, x.dtype());
-  copy_view(x.shape(), x.value(), whole(x.shape()), y, view, false);
-  return record<PadNode>(
-      y, {&x}, {}, x.shape(), view,
-      Attributes{{"axis", {double(a)}}, {"before", {double(before)}}, {"after", {double(after)}}, {"value", {value}}});
+  return copied<pad_op>(
+      Tensor::full(x.backend(), shape, value, x.dtype()), {&x}, {{x.shape(), whole(x.shape()), view}},
+      {{"axis", {double(a)}}, {"before", {double(before)}}, {"after", {double(after)}}, {"value", {value}}});
 }
 
 }  // namespace tandem

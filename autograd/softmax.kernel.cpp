@@ -31,9 +31,10 @@ struct Softmax {
 };
 
 // dx = y·(dy − Σ dy·y); of the logarithm dx = dy − e^y·Σ dy.
-template <class T, bool log, bool add>
+template <class T, bool log>
 struct SoftmaxBackward {
   std::int64_t n;
+  bool add;
   const T *y, *dy;
   T* dx;
   template <class Lanes>
@@ -41,10 +42,11 @@ struct SoftmaxBackward {
     using A = Accumulator<T>;
     const T *p = y + row * n, *g = dy + row * n;
     T* to = dx + row * n;
+    const bool adds = add;
     const A sum = lanes.sum(n, [=](std::int64_t c) { return log ? A(g[c]) : A(g[c]) * A(p[c]); });
     lanes.each(n, [=](std::int64_t c) {
       const A d = log ? A(g[c]) - exponential(A(p[c])) * sum : A(p[c]) * (A(g[c]) - sum);
-      to[c] = T(add ? A(to[c]) + d : d);
+      to[c] = T(adds ? A(to[c]) + d : d);
     });
   }
 };
@@ -58,11 +60,8 @@ struct SoftmaxNode : Node {
     auto [dx, add] = slots[0].destination(dy.backend(), y.shape(), y.dtype());
     const std::int64_t n = y.size(-1), rows = y.numel() / n;
     dispatch(y.dtype(), name, [&, dx = dx, add = add]<class T> {
-      const T *p = y.data<T>(), *g = dy.data<T>();
-      if (add)
-        launch_rows(dy.backend(), rows, n, SoftmaxBackward<T, log, true>{n, p, g, dx->template write<T>()});
-      else
-        launch_rows(dy.backend(), rows, n, SoftmaxBackward<T, log, false>{n, p, g, dx->template write<T>()});
+      launch_rows(dy.backend(), rows, n,
+                  SoftmaxBackward<T, log>{n, add, y.data<T>(), dy.data<T>(), dx->template write<T>()});
     });
   }
 };

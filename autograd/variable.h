@@ -48,16 +48,13 @@ inline std::ostream& operator<<(std::ostream& out, const Variable& v) { return o
 // The last call of an operation: record<N>(y, inputs, saved, attributes…) wraps y and, when a gradient may flow, adds a
 // node N(attributes…) to the tape. Inputs and saved tensors are given separately, because backward rarely needs all
 // inputs. N::name is the name of the operation.
-bool needs_tape(std::initializer_list<const Variable*> inputs);
-bool needs_tape(std::span<const Variable> inputs);
-void keep(Node& node, std::initializer_list<Tensor> saved);
-// node may be null. Checks values if mode().check is set. `read`, the bytes of the inputs, is for traces.
-Variable finish(Tensor y, Ref<Node> node, const char* op, std::size_t read = 0);
-std::size_t bytes_to_trace(std::initializer_list<const Variable*> inputs);  // 0 when nothing is being traced
-// Reports a node on the tape to mode().watcher, which must not be null.
-void tell_watcher(Node& node, std::span<const Variable* const> inputs, const Tensor& y);
-// Reports the operation to mode().recorder, which must not be null. `described` has the operation's attributes.
-void write_down(const Node& described, std::span<const Variable* const> inputs, const Tensor& y);
+bool needs_tape(Operands inputs);
+// Adds a new node to the tape: y = op(inputs). Reports it to mode().watcher.
+void add_to_tape(Node& node, Operands inputs, std::initializer_list<Tensor> saved, const Tensor& y);
+// Adds the operation to mode().recorder, which must not be null. `described` has the operation's attributes.
+void add_to_recorder(const Node& described, Operands inputs, const Tensor& y);
+// node may be null. Checks values if mode().check is set.
+Variable finish(Tensor y, Ref<Node> node, const char* op, Operands inputs);
 
 // Called before an operation of several inputs computes. All inputs must be on x's backend, and parameters must be f32,
 // or f64 if x is f64. Null and empty tensors are ignored.
@@ -65,20 +62,13 @@ void check_inputs(const char* op, const Tensor& x, std::initializer_list<const T
                   std::initializer_list<const Tensor*> others = {});
 
 template <class N, class... Attributes>
-Variable record(Tensor y, std::initializer_list<const Variable*> inputs, std::initializer_list<Tensor> saved,
-                Attributes&&... attributes) {
+Variable record(Tensor y, Operands inputs, std::initializer_list<Tensor> saved, Attributes&&... attributes) {
   Ref<Node> node;
-  if (needs_tape(inputs)) {
-    node = Ref<Node>(new N(std::forward<Attributes>(attributes)...));
-    for (const Variable* v : inputs) node->inputs.push_back(v->node());
-    keep(*node, saved);
-    if (mode().watcher) tell_watcher(*node, {inputs.begin(), inputs.size()}, y);
-  }
-  if (mode().recorder) {
-    const std::span<const Variable* const> all(inputs.begin(), inputs.size());
-    write_down(node ? *node : *Ref<Node>(new N(std::forward<Attributes>(attributes)...)), all, y);
-  }
-  return finish(std::move(y), std::move(node), N::name, bytes_to_trace(inputs));
+  const bool on_tape = needs_tape(inputs);
+  if (on_tape || mode().recorder) node = Ref<Node>(new N(std::forward<Attributes>(attributes)...));
+  if (on_tape) add_to_tape(*node, inputs, saved, y);
+  if (mode().recorder) add_to_recorder(*node, inputs, y);
+  return finish(std::move(y), on_tape ? std::move(node) : Ref<Node>(), N::name, inputs);
 }
 
 }  // namespace tandem

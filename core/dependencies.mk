@@ -169,7 +169,8 @@ FLAGS += $(if $(OPENMP_ON),-fopenmp,-fopenmp-simd)
 LIBS  := $(if $(ONEDNN_ON),-ldnnl) $(if $(ZLIB_ON),-lz) $(if $(PROTOBUF_ON),-lprotobuf-lite) \
          $(if $(UCX_ON),-lucp -lucs -lcrypto) -lpthread
 cuda_folder := -L$(CUDA_HOME)/lib64 -Wl$(comma)-rpath$(comma)$(CUDA_HOME)/lib64
-LIBS  += $(if $(CUDA_ON),$(cuda_folder) -lcudart -lcublas -lcublasLt -lcudnn)
+NCCL_ON := $(if $(NCCL_REASON),,$(CUDA_ON))
+LIBS  += $(if $(CUDA_ON),$(cuda_folder) -lcudart -lcublas -lcublasLt -lcudnn) $(if $(NCCL_ON),-lnccl)
 
 # ---- What was found, told once per configuration; a program tells it with build_info() -------------------------------
 row = $($1_NAME) $($1_STATE)$(if $($1_ON),, ($($1_WITHOUT)))

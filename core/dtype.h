@@ -112,37 +112,38 @@ struct AccumulatorOf<double> {
 template <class T>
 using Accumulator = typename AccumulatorOf<T>::type;
 
-// Calls f.template operator()<T>() with the C++ type of a floating dtype: dispatch(x.dtype(), "relu", [&]<class T>
-// { … }); f16 is supported only in kernels that nvcc compiles.
+// Calls f.template operator()<T>() with the one of Types that `t` denotes; throws Error, which names `op`, when none
+// does.
+template <class First, class... Rest, class F>
+decltype(auto) dispatch_among(DType t, const char* op, const F& f) {
+  if (t == dtype_of<First>) return f.template operator()<First>();
+  if constexpr (sizeof...(Rest) > 0)
+    return dispatch_among<Rest...>(t, op, f);
+  else
+    fail(op, ": not defined for ", name_of(t), " (cast to f32 first)");
+}
+
+// The floating types: dispatch(x.dtype(), "relu", [&]<class T> { … }). f16 only in kernels that nvcc compiles.
 template <class F>
-decltype(auto) dispatch(DType t, const char* op, F&& f) {
-  switch (t) {
-    case DType::f32: return f.template operator()<float>();
-    case DType::bf16: return f.template operator()<bf16>();
+decltype(auto) dispatch(DType t, const char* op, const F& f) {
 #if TANDEM_TRAINS_F16
-    case DType::f16: return f.template operator()<f16>();
+  return dispatch_among<float, bf16, f16, double>(t, op, f);
+#else
+  return dispatch_among<float, bf16, double>(t, op, f);
 #endif
-    case DType::f64: return f.template operator()<double>();
-    default: fail(op, ": not defined for ", name_of(t), " (cast to f32 first)");
-  }
 }
 
 // The same for u8 and i32 too.
 template <class F>
-decltype(auto) dispatch_any(DType t, const char* op, F&& f) {
-  if (t == DType::u8) return f.template operator()<std::uint8_t>();
-  if (t == DType::i32) return f.template operator()<std::int32_t>();
+decltype(auto) dispatch_any(DType t, const char* op, const F& f) {
+  if (t == DType::u8 || t == DType::i32) return dispatch_among<std::uint8_t, std::int32_t>(t, op, f);
   return dispatch(t, op, f);
 }
 
-// The same for parameters, statistics and losses, which are never narrower than f32.
+// Parameters, statistics and losses, which are never narrower than f32.
 template <class F>
-decltype(auto) dispatch_wide(DType t, const char* op, F&& f) {
-  switch (t) {
-    case DType::f32: return f.template operator()<float>();
-    case DType::f64: return f.template operator()<double>();
-    default: fail(op, ": parameters are f32 (f64 on the reference backend), not ", name_of(t));
-  }
+decltype(auto) dispatch_wide(DType t, const char* op, const F& f) {
+  return dispatch_among<float, double>(t, op, f);
 }
 
 }  // namespace tandem

@@ -1,21 +1,17 @@
-// Blocks in a scratch file (core/mover.h): one thread writes, one reads.
+// Blocks in a scratch file (core/mover.h): copies out follow each other, and so do copies in.
 //
-// O_DIRECT moves bytes between the block and the disk without the page cache, which would hold in memory what was moved
-// out of it. It wants addresses, offsets and lengths in multiples of 4 KiB: large blocks have them (the allocator cuts
-// them so), smaller ones go through a buffer. A room in the file belongs to one copy and is used again for one of the
-// same size.
+// O_DIRECT bypasses the page cache, which would keep in memory the bytes that are moved out of it. Addresses, offsets
+// and lengths must be multiples of 4 KiB. Large blocks are (the allocator aligns them); smaller ones are copied through
+// a buffer. Each copy has its own range of the file, which a later copy of the same size uses again.
 #include <fcntl.h>
 #include <unistd.h>
 
 #include <cerrno>
-#include <condition_variable>
 #include <cstdlib>
 #include <cstring>
-#include <deque>
+#include <future>
 #include <map>
 #include <mutex>
-#include <new>
-#include <thread>
 #include <vector>
 
 #include "core/clock.h"
@@ -38,26 +34,19 @@ class FileMover : public Mover {
     if (file_ < 0)
       refuse("no scratch file can be made in ", folder_, ": ", std::strerror(errno),
              "; name a folder on a disk with room with --scratch, or in TMPDIR");
-    unlink(name.c_str());  // it lives as long as it is open
+    unlink(name.c_str());  // the file exists as long as it is open
     fcntl(file_, F_SETFD, FD_CLOEXEC);
     direct_ = fcntl(file_, F_SETFL, fcntl(file_, F_GETFL) | O_DIRECT) == 0;
-    for (Lane* lane : {&out_, &in_}) lane->thread = std::thread([this, lane] { work(*lane); });
   }
   ~FileMover() override {
-    {
-      std::lock_guard lock(mutex_);
-      ends_ = true;
-    }
-    changed_.notify_all();
-    for (Lane* lane : {&out_, &in_}) lane->thread.join();
+    for (Lane* lane : {&out_, &in_})
+      if (lane->last.valid()) lane->last.wait();
     close(file_);
   }
 
   CopyId out(const void* from, std::size_t bytes) override {
-    std::lock_guard lock(mutex_);
     Copy& c = copies_[++last_];
     c.bytes = bytes;
-    c.memory = const_cast<void*>(from);
     std::vector<std::int64_t>& free = free_[in_pages(bytes)];
     if (free.empty()) {
       c.at = end_;
@@ -66,31 +55,20 @@ class FileMover : public Mover {
       c.at = free.back();
       free.pop_back();
     }
-    begin(c, out_, last_);
+    begin(c, out_, const_cast<void*>(from));
     return last_;
   }
-  void in(CopyId id, void* to) override {
-    std::lock_guard lock(mutex_);
-    Copy& c = copies_.at(id);
-    c.memory = to;
-    begin(c, in_, id);
-  }
+  void in(CopyId id, void* to) override { begin(copies_.at(id), in_, to); }
   bool done(CopyId id) override {
-    std::lock_guard lock(mutex_);
-    return !copies_.at(id).busy;
+    return copies_.at(id).result.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
   }
-  std::string wait(CopyId id) override {
-    std::unique_lock lock(mutex_);
-    const Copy& c = copies_.at(id);
-    changed_.wait(lock, [&] { return !c.busy; });  // a disk answers, or fails
-    return c.error;
-  }
+  // A disk completes the request or fails, so no deadline is needed
+  std::string wait(CopyId id) override { return copies_.at(id).result.get(); }
   void forget(CopyId id) override {
     wait(id);
-    std::lock_guard lock(mutex_);
-    const auto c = copies_.find(id);
-    free_[in_pages(c->second.bytes)].push_back(c->second.at);
-    copies_.erase(c);
+    const Copy& c = copies_.at(id);
+    free_[in_pages(c.bytes)].push_back(c.at);
+    copies_.erase(id);
   }
   double now() override { return seconds_since(began_); }
   std::vector<Moved> moved() override {
@@ -99,8 +77,7 @@ class FileMover : public Mover {
   }
   MoverRates rates() const override {
     std::lock_guard lock(mutex_);
-    const auto rate = [](const Lane& l) { return l.seconds > 0 ? l.bytes / l.seconds : 0; };
-    return {rate(out_), rate(in_)};
+    return {out_.rate.value(), in_.rate.value()};
   }
   std::string description() const override {
     return "a scratch file in " + folder_ +
@@ -108,67 +85,58 @@ class FileMover : public Mover {
   }
 
  private:
+  using Result = std::shared_future<std::string>;  // the error; empty: none
   struct Copy {
     std::int64_t at = 0;
     std::size_t bytes = 0;
-    void* memory = nullptr;
-    bool busy = false;
-    std::string error;
+    Result result;  // of the last copy out or in
   };
   struct Lane {
-    std::deque<CopyId> waiting;
-    std::thread thread;
-    double bytes = 0, seconds = 0;
+    Result last;
+    Rate rate;
   };
 
-  void begin(Copy& c, Lane& lane, CopyId id) {
-    c.busy = true;
-    lane.waiting.push_back(id);
-    changed_.notify_all();
+  // Each copy has its own thread, which begins when the last one of its lane has ended.
+  void begin(Copy& c, Lane& lane, void* memory) {
+    c.result =
+        std::async(std::launch::async, [this, &lane, before = lane.last, at = c.at, bytes = c.bytes, memory]() mutable {
+          if (before.valid()) before.wait();
+          before = {};  // its memory is not needed as long as this result is
+          return carry(lane, at, static_cast<std::byte*>(memory), bytes);
+        });
+    lane.last = c.result;
   }
 
-  void work(Lane& lane) {
+  std::string carry(Lane& lane, std::int64_t at, std::byte* memory, std::size_t bytes) {
+    const bool out = &lane == &out_;
+    const double begin = now();
+    std::string error = move(out, at, memory, bytes);
+    std::lock_guard lock(mutex_);
+    moved_.push_back({out, bytes, begin, now()});
+    lane.rate.add(bytes, moved_.back().end - begin);
+    return error;
+  }
+
+  std::string move(bool out, std::int64_t at, std::byte* memory, std::size_t bytes) {
+    const bool straight = bytes >= CachingAllocator::large && reinterpret_cast<std::uintptr_t>(memory) % page == 0;
     const std::unique_ptr<std::byte, decltype(&std::free)> buffer(
-        static_cast<std::byte*>(std::aligned_alloc(page, piece)), std::free);
-    std::unique_lock lock(mutex_);
-    while (true) {
-      changed_.wait(lock, [&] { return ends_ || !lane.waiting.empty(); });
-      if (lane.waiting.empty()) return;            // what was begun is finished first: its blocks are in use
-      Copy& c = copies_.at(lane.waiting.front());  // a map's elements stay where they are
-      lane.waiting.pop_front();
-      lock.unlock();
-      const auto began = Clock::now();
-      std::string error = move(c, &lane == &out_, buffer.get());
-      lock.lock();
-      const double seconds = seconds_since(began), end = now();
-      moved_.push_back({&lane == &out_, c.bytes, end - seconds, end});
-      lane.bytes += double(c.bytes);
-      lane.seconds += seconds;
-      // The rate of the last second or two: disks change theirs
-      if (lane.seconds > 1) lane.bytes /= 2, lane.seconds /= 2;
-      c.error = std::move(error);
-      c.busy = false;
-      changed_.notify_all();
-    }
-  }
-
-  std::string move(const Copy& c, bool out, std::byte* buffer) {
-    auto* memory = static_cast<std::byte*>(c.memory);
-    const bool straight = c.bytes >= CachingAllocator::large && reinterpret_cast<std::uintptr_t>(memory) % page == 0;
-    for (std::size_t done = 0; done < c.bytes;) {
-      const std::size_t here = std::min(piece, c.bytes - done), whole = in_pages(here);
-      std::byte* with = straight ? memory + done : buffer;
-      if (out && !straight) std::memcpy(buffer, memory + done, here);
+        straight ? nullptr : static_cast<std::byte*>(std::aligned_alloc(page, std::min(piece, in_pages(bytes)))),
+        std::free);
+    for (std::size_t done = 0; done < bytes;) {
+      const std::size_t here = std::min(piece, bytes - done), whole = in_pages(here);
+      std::byte* with = straight ? memory + done : buffer.get();
+      if (out && !straight) std::memcpy(with, memory + done, here);
       for (std::size_t k = 0; k < whole;) {
-        const auto at = off_t(c.at + std::int64_t(done + k));
-        const ssize_t n = out ? pwrite(file_, with + k, whole - k, at) : pread(file_, with + k, whole - k, at);
+        const auto position = off_t(at + std::int64_t(done + k));
+        const ssize_t n =
+            out ? pwrite(file_, with + k, whole - k, position) : pread(file_, with + k, whole - k, position);
         if (n < 0 && errno == EINTR) continue;
         if (n <= 0)
           return "the scratch file in " + folder_ + " could not be " + (out ? "written: " : "read: ") +
                  (n < 0 ? std::strerror(errno) : "it ends too early");
         k += std::size_t(n);
       }
-      if (!out && !straight) std::memcpy(memory + done, buffer, here);
+      if (!out && !straight) std::memcpy(memory + done, with, here);
       done += here;
     }
     return {};
@@ -178,13 +146,11 @@ class FileMover : public Mover {
   const Clock::time_point began_ = Clock::now();
   int file_;
   bool direct_ = false;
-  mutable std::mutex mutex_;
-  std::condition_variable changed_;
   std::map<CopyId, Copy> copies_;
-  std::map<std::size_t, std::vector<std::int64_t>> free_;  // rooms by their size
+  std::map<std::size_t, std::vector<std::int64_t>> free_;  // free ranges by their size
   std::int64_t end_ = 0;
   CopyId last_ = 0;
-  bool ends_ = false;
+  mutable std::mutex mutex_;  // guards moved_ and the rates
   Lane out_, in_;
 };
 

@@ -9,7 +9,7 @@
 namespace tandem {
 namespace {
 
-// The first number of a file, or of the line that begins with `field`. −1: there is none, or "max".
+// The first number in a file, or in the line that begins with `field`; −1 if there is none, or "max".
 double number_in(const std::string& file, const std::string& field = "") {
   std::ifstream in(file);
   double value = -1;
@@ -17,8 +17,8 @@ double number_in(const std::string& file, const std::string& field = "") {
   return in >> value ? value : -1;
 }
 
-// Calls look(folder) for this process's group under `controller` and for all groups around it; inside a container those
-// beyond its root are not visible. v2 has one tree for all controllers.
+// Calls look(folder) for this process's cgroup under `controller` and for all its parents; inside a container those
+// above its root are not visible. cgroup v2 has one tree for all controllers.
 void each_group(const std::string& controller, const std::function<void(const std::string& folder)>& look) {
   std::ifstream groups("/proc/self/cgroup");
   for (std::string line; std::getline(groups, line);) {

@@ -24,7 +24,7 @@ class Heap : public MemorySource {
     bool huge = bytes >= huge_page;
     std::size_t alignment = huge ? huge_page : 4096;
     void* block = std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
-    // Fewer page faults and TLB misses on large activations; a hint, so its failure is of no consequence.
+    // Fewer page faults and TLB misses on large activations; a hint, so an error is ignored.
     if (block && huge) madvise(block, bytes, MADV_HUGEPAGE);
     return block;
   }
@@ -47,7 +47,8 @@ class Heap : public MemorySource {
   }
   // Reserves address space only: a page takes memory when it is first written.
 #if defined(__SANITIZE_ADDRESS__)
-  std::size_t segment_bytes() const override { return 0; }  // every block its own, so that an overrun is seen
+  // Every block is a segment of its own, so that an overrun is detected
+  std::size_t segment_bytes() const override { return 0; }
 #else
   std::size_t segment_bytes() const override { return std::size_t{256} << 20; }
 #endif
@@ -88,8 +89,8 @@ std::string by_use(const std::array<std::size_t, uses>& bytes) {
 
 namespace {
 
-// What to change, by who holds most, the request that failed included. What a step needs beside the model counts as
-// activations.
+// The advice depends on what uses the most memory, including the request that failed. Memory that a step needs in
+// addition to the model counts as activations.
 std::string remedy(std::array<std::size_t, uses> held, Use asked_for, std::size_t bytes) {
   auto of = [&](Use use) -> std::size_t& { return held[static_cast<std::size_t>(use)]; };
   of(asked_for) += bytes;
@@ -113,17 +114,16 @@ std::size_t CachingAllocator::size_class(std::size_t bytes) {
   return (bytes + step - 1) / step * step;
 }
 
-void* CachingAllocator::take(std::size_t bytes, int stream) {
+void* CachingAllocator::take(std::size_t bytes) {
   std::size_t rounded = size_class(bytes);
   std::unique_lock lock(mutex_);
   statistics_.requests++;
   memory_requests()++;
   if (budget_ && statistics_.live_bytes + rounded > budget_) make_room(rounded, lock);
-  if (pool_) stream = -pool_;
-  void* block = rounded >= large ? take_large(rounded, stream) : take_small(rounded, stream);
+  void* block = rounded >= large ? take_large(rounded) : take_small(rounded);
   if (!block) {
     const std::string state = source_->state();
-    const std::size_t kept = kept_for_pools(stream), free = statistics_.reserved_bytes - statistics_.live_bytes - kept;
+    const std::size_t kept = kept_for_pools(), free = statistics_.reserved_bytes - statistics_.live_bytes - kept;
     fail("out of ", source_->name(), state.empty() ? "" : " (" + state + ")", ": asked for ",
          readable_bytes(double(bytes)), " (", name_of(memory_use()), ") while ",
          readable_bytes(double(statistics_.live_bytes)), " in ", statistics_.live_blocks,
@@ -144,12 +144,10 @@ void* CachingAllocator::take(std::size_t bytes, int stream) {
   return block;
 }
 
-// Asks for memory back until the request fits the budget. The callback gives blocks back, so the lock is open
-// meanwhile.
+// Calls the callback, which frees blocks, until the request fits the budget. The lock is released during the call.
 void CachingAllocator::make_room(std::size_t bytes, std::unique_lock<std::mutex>& lock) {
   auto needed = [&] { return statistics_.live_bytes + bytes; };
-  for (std::pair<std::size_t, std::uint64_t> before{};
-       relieve_;) {  // again where another thread takes what is given back
+  for (std::pair<std::size_t, std::uint64_t> before{}; relieve_;) {  // repeats if another thread takes the freed memory
     if (before == std::exchange(before, {needed(), statistics_.requests})) break;
     lock.unlock();
     const std::size_t more = relieve_(before.first - budget_);
@@ -166,7 +164,7 @@ void CachingAllocator::make_room(std::size_t bytes, std::unique_lock<std::mutex>
 void CachingAllocator::budget(std::size_t bytes, Pressure relieve) {
   std::lock_guard lock(mutex_);
   if (bytes && !budget_)
-    for (const auto& [stream, size, at] : free_large_) source_->discard(at, size);
+    for (const auto& [pool, size, at] : free_large_) source_->discard(at, size);
   if (!bytes) forget_touched(std::size_t(-1), false);
   budget_ = bytes;
   peak_of_data_ = statistics_.data();
@@ -188,13 +186,13 @@ std::size_t CachingAllocator::peak_of_data() const {
   return peak_of_data_;
 }
 
-// What is free, but in a pool that a request under this number may not have.
-std::size_t CachingAllocator::kept_for_pools(int stream) const {
+// Free bytes in pools that are not in use.
+std::size_t CachingAllocator::kept_for_pools() const {
   std::size_t bytes = 0;
   for (const auto& [key, blocks] : free_small_)
-    if (key.second < 0 && key.second != stream) bytes += key.first * blocks.size();
-  for (const auto& [number, size, at] : free_large_)
-    if (number < 0 && number != stream) bytes += size;
+    if (key.second && key.second != pool_) bytes += key.first * blocks.size();
+  for (const auto& [pool, size, at] : free_large_)
+    if (pool && pool != pool_) bytes += size;
   return bytes;
 }
 
@@ -205,7 +203,7 @@ void* CachingAllocator::acquire(std::size_t bytes) {
   statistics_.source_calls++;
   if (bytes >= large && source_->left() < bytes) {
     trim_locked();
-    for (const auto& [stream, size, at] : free_large_) source_->discard(at, size);
+    for (const auto& [pool, size, at] : free_large_) source_->discard(at, size);
   }
   void* block = source_->acquire(bytes);
   if (!block) {
@@ -216,16 +214,15 @@ void* CachingAllocator::acquire(std::size_t bytes) {
   return block;
 }
 
-void* CachingAllocator::take_small(std::size_t bytes, int stream) {
-  auto& free = free_small_[{bytes, stream}];
+void* CachingAllocator::take_small(std::size_t bytes) {
+  auto& free = free_small_[{bytes, pool_}];
   if (free.empty()) {
     constexpr std::size_t cut = std::size_t{8} << 10, slab = std::size_t{64} << 10;
     std::size_t size = bytes <= cut && source_->segment_bytes() > 0 ? slab / bytes * bytes : bytes;
     auto* begin = static_cast<std::byte*>(acquire(size));
     if (!begin && size > bytes) begin = static_cast<std::byte*>(acquire(size = bytes));
     if (!begin) return nullptr;
-    slabs_[begin] = {
-        .bytes = size, .block = bytes, .pool = std::max(0, -stream), .use = std::vector<Use>(size / bytes)};
+    slabs_[begin] = {.bytes = size, .block = bytes, .pool = pool_, .use = std::vector<Use>(size / bytes)};
     for (std::size_t at = size; at > 0; at -= bytes) free.push_back(begin + at - bytes);
   }
   void* block = free.back();
@@ -243,28 +240,27 @@ CachingAllocator::Slabs::iterator CachingAllocator::slab_of(void* block) {
   return slab;
 }
 
-void* CachingAllocator::take_large(std::size_t bytes, int stream) {
-  auto best = free_large_.lower_bound({stream, bytes, nullptr});
-  if (budget_) {  // pages that are there already come first
+void* CachingAllocator::take_large(std::size_t bytes) {
+  const auto from_pool = [&](auto piece) { return piece != free_large_.end() && std::get<0>(*piece) == pool_; };
+  auto best = free_large_.lower_bound({pool_, bytes, nullptr});
+  if (budget_) {  // prefer pages that have been written
     auto touched = best;
-    while (touched != free_large_.end() && std::get<0>(*touched) == stream &&
-           !pieces_.at(std::get<2>(*touched)).touched)
-      ++touched;
-    if (touched != free_large_.end() && std::get<0>(*touched) == stream) {
+    while (from_pool(touched) && !pieces_.at(std::get<2>(*touched)).touched) ++touched;
+    if (from_pool(touched)) {
       best = touched;
     } else if (const std::size_t pages = statistics_.live_bytes + touched_free_ + bytes; pages > budget_) {
       forget_touched(pages - budget_, true);
-      best = free_large_.lower_bound({stream, bytes, nullptr});
+      best = free_large_.lower_bound({pool_, bytes, nullptr});
     }
   }
-  if (best == free_large_.end() || std::get<0>(*best) != stream) {
+  if (!from_pool(best)) {
     std::size_t size = std::max(bytes, source_->segment_bytes());
     auto* segment = static_cast<std::byte*>(acquire(size));
     if (!segment) segment = static_cast<std::byte*>(acquire(size = bytes));
     if (!segment) return nullptr;
     segments_[segment] = size;
-    pieces_[segment] = {size, segment, stream, true, Use::other};
-    best = free_large_.insert({stream, size, segment}).first;
+    pieces_[segment] = {size, segment, pool_, true, Use::other};
+    best = free_large_.insert({pool_, size, segment}).first;
   }
   auto piece = pieces_.find(std::get<2>(*best));
   free_large_.erase(best);
@@ -275,13 +271,13 @@ void* CachingAllocator::take_large(std::size_t bytes, int stream) {
   if (std::size_t rest = piece->second.bytes - bytes; rest > 0) {
     piece->second.bytes = bytes;
     std::byte* behind = piece->first + bytes;
-    pieces_[behind] = {rest, piece->second.segment, stream, true, Use::other, touched};
-    free_large_.insert({stream, rest, behind});
+    pieces_[behind] = {rest, piece->second.segment, pool_, true, Use::other, touched};
+    free_large_.insert({pool_, rest, behind});
   }
   return piece->first;
 }
 
-void CachingAllocator::give(void* block, int stream) noexcept {
+void CachingAllocator::give(void* block) noexcept {
   if (!block) return;
   std::lock_guard lock(mutex_);
   std::size_t bytes = 0;
@@ -291,12 +287,11 @@ void CachingAllocator::give(void* block, int stream) noexcept {
     bytes = slab.block;
     use = slab.use[std::size_t(static_cast<std::byte*>(block) - at->first) / bytes];
     slab.live--;
-    free_small_[{bytes, slab.pool ? -slab.pool : stream}].push_back(block);
+    free_small_[{bytes, slab.pool}].push_back(block);
   } else {
     auto piece = pieces_.find(static_cast<std::byte*>(block));
     bytes = piece->second.bytes;
     use = piece->second.use;
-    if (piece->second.stream >= 0) piece->second.stream = stream;
     if (budget_) piece->second.touched = true, touched_free_ += bytes;
     give_large(piece);
   }
@@ -305,47 +300,48 @@ void CachingAllocator::give(void* block, int stream) noexcept {
   statistics_.live[static_cast<std::size_t>(use)] -= bytes;
 }
 
-// Joins the free neighbours of its segment that the same stream may use.
+// Joins the free neighbours of its segment.
 void CachingAllocator::give_large(Pieces::iterator piece) {
   auto joins = [&](Pieces::iterator a, Pieces::iterator b) {
-    return a->second.segment == b->second.segment && a->second.stream == b->second.stream &&
+    return a->second.segment == b->second.segment && a->second.pool == b->second.pool &&
            a->second.touched == b->second.touched;
   };
   if (auto next = std::next(piece); next != pieces_.end() && next->second.free && joins(piece, next)) {
-    free_large_.erase({next->second.stream, next->second.bytes, next->first});
+    free_large_.erase({next->second.pool, next->second.bytes, next->first});
     piece->second.bytes += next->second.bytes;
     pieces_.erase(next);
   }
   if (piece != pieces_.begin()) {
     if (auto before = std::prev(piece); before->second.free && joins(before, piece)) {
-      free_large_.erase({before->second.stream, before->second.bytes, before->first});
+      free_large_.erase({before->second.pool, before->second.bytes, before->first});
       before->second.bytes += piece->second.bytes;
       pieces_.erase(piece);
       piece = before;
     }
   }
   piece->second.free = true;
-  free_large_.insert({piece->second.stream, piece->second.bytes, piece->first});
+  free_large_.insert({piece->second.pool, piece->second.bytes, piece->first});
 }
 
-// Free pieces of so many bytes are no longer taken to have pages of their own; discard: because these are given back.
+// Clears the mark `touched` of free pieces of this many bytes in total. discard: their pages are returned to the system
+// first.
 void CachingAllocator::forget_touched(std::size_t bytes, bool discard) {
   std::vector<std::byte*> places;
-  for (std::size_t found = 0; const auto& [stream, size, at] : free_large_)
+  for (std::size_t found = 0; const auto& [pool, size, at] : free_large_)
     if (pieces_.at(at).touched && found < bytes) places.push_back(at), found += size;
   for (std::byte* at : places) {
     auto piece = pieces_.find(at);
-    free_large_.erase({piece->second.stream, piece->second.bytes, at});
+    free_large_.erase({piece->second.pool, piece->second.bytes, at});
     if (discard) source_->discard(at, piece->second.bytes);
     touched_free_ -= piece->second.bytes;
     piece->second.touched = false;
-    give_large(piece);  // joins what is alike now
+    give_large(piece);  // joins neighbours that are equal now
   }
 }
 
 void CachingAllocator::trim_locked() {
   for (auto& [key, blocks] : free_small_)
-    if (key.second >= 0)  // not a pool's
+    if (key.second == 0)  // not a pool's
       std::erase_if(blocks, [&](void* block) { return slab_of(block)->second.live == 0; });
   for (auto it = slabs_.begin(); it != slabs_.end();) {
     if (it->second.pool || it->second.live > 0) {
@@ -358,11 +354,11 @@ void CachingAllocator::trim_locked() {
   }
   for (auto it = segments_.begin(); it != segments_.end();) {
     auto piece = pieces_.find(it->first);
-    if (!piece->second.free || piece->second.bytes != it->second || piece->second.stream < 0) {
+    if (!piece->second.free || piece->second.bytes != it->second || piece->second.pool) {
       ++it;
       continue;
     }
-    free_large_.erase({piece->second.stream, piece->second.bytes, piece->first});
+    free_large_.erase({piece->second.pool, piece->second.bytes, piece->first});
     if (piece->second.touched) touched_free_ -= piece->second.bytes;
     pieces_.erase(piece);
     source_->release(it->first, it->second);
@@ -388,29 +384,19 @@ void CachingAllocator::release_pool(int pool) {
   for (auto& [begin, slab] : slabs_)
     if (slab.pool == pool) slab.pool = 0;
   for (auto& [key, blocks] : free_small_) {
-    if (key.second != -pool) continue;
+    if (key.second != pool) continue;
     auto& ordinary = free_small_[{key.first, 0}];  // std::map: the loop's iterator stays valid
     ordinary.insert(ordinary.end(), blocks.begin(), blocks.end());
     blocks.clear();
   }
   for (auto& [at, piece] : pieces_) {
-    if (piece.stream != -pool) continue;
+    if (piece.pool != pool) continue;
     if (piece.free) {
-      free_large_.erase({-pool, piece.bytes, at});
+      free_large_.erase({pool, piece.bytes, at});
       free_large_.insert({0, piece.bytes, at});
     }
-    piece.stream = 0;
+    piece.pool = 0;
   }
-}
-
-std::size_t CachingAllocator::pool_bytes(int pool) const {
-  std::lock_guard lock(mutex_);
-  std::size_t bytes = 0;
-  for (const auto& [begin, slab] : slabs_)
-    if (pool && slab.pool == pool) bytes += slab.bytes;
-  for (const auto& [at, piece] : pieces_)
-    if (pool && piece.stream == -pool) bytes += piece.bytes;
-  return bytes;
 }
 
 CachingAllocator::~CachingAllocator() {
@@ -434,7 +420,7 @@ std::size_t CachingAllocator::left() const {
   if (left == std::size_t(-1)) return left;
   std::lock_guard lock(mutex_);
   std::size_t free = statistics_.reserved_bytes - statistics_.live_bytes;
-  for (const auto& [stream, bytes, at] : free_large_) free -= bytes - source_->touched(at, bytes);
+  for (const auto& [pool, bytes, at] : free_large_) free -= bytes - source_->touched(at, bytes);
   return left + free;
 }
 
@@ -466,7 +452,7 @@ Storage::~Storage() {
 void Storage::destroy(const Storage* s) { delete s; }
 
 void Storage::require_resident() const {
-  if (residency() == Residency::resident) return;  // wrapped memory of no bytes
+  if (residency() == Residency::resident) return;  // wrapped memory of zero bytes
   if (Keeper* k = keeper()) k->bring_back(const_cast<Storage&>(*this));
   require(data_ != nullptr, "a tensor of ", readable_bytes(double(bytes_)), " was read whose bytes were ",
           residency() == Residency::evicted ? "swapped out" : "discarded, to be computed again",

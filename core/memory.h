@@ -128,9 +128,8 @@ std::string by_use(const std::array<std::size_t, uses>& bytes);
 // free neighbours: late in the backward pass the many small activations of the last layers become room for the few
 // large gradients of the first.
 //
-// Thread-safe. A block given back on a stream may be taken again at once, but only by the same stream (work on one
-// stream is in order). The CPU has one stream, 0. Throws Error when the source is exhausted; the message has the size
-// of the request and the memory held by each use.
+// Thread-safe. A block given back may be taken again at once: a device works in the order of the calls. Throws Error
+// when the source is exhausted; the message has the size of the request and the memory held by each use.
 //
 // A pool is for a recorded step, whose replays use the addresses of the recording. A block that is taken while a pool
 // is in use comes from the pool's own memory and returns to it. So no other code gets this memory, and trim() does not
@@ -153,13 +152,12 @@ class CachingAllocator : public Counted {
   Backend& backend() const { return backend_ ? *backend_ : backend_is_gone(); }
   Backend* living_backend() const { return backend_; }
   void backend_ends() { backend_ = nullptr; }
-  void* take(std::size_t bytes, int stream = 0);  // aligned to 64 bytes, or to a smaller block's size
-  void give(void* block, int stream = 0) noexcept;
+  void* take(std::size_t bytes);  // aligned to 64 bytes, or to a smaller block's size
+  void give(void* block) noexcept;
   void trim();  // returns segments and slabs that are completely free to the source, except those of pools
   int new_pool() { return ++pools_; }
   void use_pool(int pool);      // from now on; 0: none. Throws when a pool is in use already
   void release_pool(int pool);  // its memory is ordinary from now on; blocks still held, as soon as they are given back
-  std::size_t pool_bytes(int pool) const;  // obtained for it from the source
   const char* name() const { return source_->name(); }
   MemoryStatistics statistics() const;
   // Limits live_bytes; 0: no limit. When a request is `bytes` too large, `relieve(bytes)` is called on the requesting
@@ -180,14 +178,14 @@ class CachingAllocator : public Counted {
   struct Piece {  // of a segment; the pieces of one segment are consecutive in pieces_
     std::size_t bytes;
     std::byte* segment;
-    int stream;  // the stream that used it last; −pool for a piece of a pool
+    int pool;  // 0: none
     bool free;
     Use use = Use::other;
     // The piece is free, and its pages may have been written to since they were given back; only known under a budget
     bool touched = false;
   };
   using Pieces = std::pmr::map<std::byte*, Piece>;
-  using Order = std::tuple<int, std::size_t, std::byte*>;  // stream, size, place
+  using Order = std::tuple<int, std::size_t, std::byte*>;  // pool, size, place
 
   struct Slab {  // memory from the source, cut into small blocks of one size
     std::size_t bytes = 0, block = 0;
@@ -197,23 +195,22 @@ class CachingAllocator : public Counted {
   };
   using Slabs = std::map<std::byte*, Slab>;
 
-  // The key of a free block is its stream or, for a block of a pool, −pool.
   void make_room(std::size_t bytes, std::unique_lock<std::mutex>& lock);
-  void* take_small(std::size_t bytes, int stream);
+  void* take_small(std::size_t bytes);
   Slabs::iterator slab_of(void* block);  // end: it is a large block
-  void* take_large(std::size_t bytes, int stream);
+  void* take_large(std::size_t bytes);
   void give_large(Pieces::iterator piece);
   void forget_touched(std::size_t bytes, bool discard);
   void* acquire(std::size_t bytes);
   void trim_locked();
-  std::size_t kept_for_pools(int stream) const;
+  std::size_t kept_for_pools() const;
   [[noreturn]] Backend& backend_is_gone() const;
 
   std::unique_ptr<MemorySource> source_;
   Backend* backend_;  // null after it was destroyed
   mutable std::mutex mutex_;
   std::pmr::unsynchronized_pool_resource bookkeeping_;  // reuses the nodes below: no malloc in a steady state
-  std::map<std::pair<std::size_t, int>, std::vector<void*>> free_small_;
+  std::map<std::pair<std::size_t, int>, std::vector<void*>> free_small_;  // by size and pool
   Slabs slabs_;
   Pieces pieces_{&bookkeeping_};
   std::pmr::set<Order> free_large_{&bookkeeping_};
@@ -225,6 +222,30 @@ class CachingAllocator : public Counted {
 };
 
 std::unique_ptr<MemorySource> heap_memory();  // aligned host memory, huge pages where they help
+
+// Memory for the length of a scope. On a device it may be given back while a kernel still uses it, since work is in
+// order. carve() cuts it, front to back, into pieces aligned to 64 bytes.
+class Scratch {
+ public:
+  Scratch(CachingAllocator& memory, std::size_t bytes) : memory_(memory) {
+    MemoryUse use(Use::scratch);
+    if (bytes) data_ = static_cast<std::byte*>(memory.take(bytes + 64));  // 64: between two pieces
+  }
+  ~Scratch() { memory_.give(data_); }
+  Scratch(const Scratch&) = delete;
+  std::byte* data() const { return data_; }
+  template <class T>
+  T* carve(std::size_t count) {
+    T* piece = reinterpret_cast<T*>(data_ + used_);
+    used_ += (count * sizeof(T) + 63) / 64 * 64;
+    return piece;
+  }
+
+ private:
+  CachingAllocator& memory_;
+  std::byte* data_ = nullptr;
+  std::size_t used_ = 0;
+};
 
 // ---- storages -------------------------------------------------------------------------------------------------------
 // Counts the writes to a storage or to a segment of a storage. A tensor saved for backward stores the count, and

@@ -46,6 +46,18 @@ class Mover {
   virtual std::string description() const = 0;  // "a scratch file in /tmp (direct)"
 
  protected:
+  struct Rate {  // of the last second or two: disks change theirs
+    double bytes = 0, seconds = 0;
+    void add(std::size_t more, double in) {
+      if (seconds > 1) {
+        bytes /= 2;
+        seconds /= 2;
+      }
+      bytes += double(more);
+      seconds += in;
+    }
+    double value() const { return seconds > 0 ? bytes / seconds : 0; }
+  };
   std::vector<Moved> moved_;
 };
 

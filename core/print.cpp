@@ -1,5 +1,4 @@
-// Tensors as text, as PyTorch prints them: one format for all numbers, chosen by the largest and the smallest of those
-// shown.
+// Prints tensors like PyTorch: one format for all numbers, chosen by the largest and the smallest printed number.
 #include <algorithm>
 #include <cmath>
 

@@ -1,4 +1,4 @@
-// What a process was given by its parent, before any library has changed it (UCX takes SIGHUP in its constructor).
+// Reads the state that a process inherits, before a library changes it (UCX handles SIGHUP in its constructor).
 #include <fcntl.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -12,10 +12,10 @@ namespace {
 
 bool ignored = false;
 
-// Only system calls: here no library has begun. A standard stream that is closed becomes /dev/null, so that no file of
-// ours gets its number, and with it what is printed.
+// Uses system calls only: no library is initialised yet. A closed standard stream is opened to /dev/null; otherwise the
+// next opened file would get its number, and with it the printed output.
 void at_start(int, char**, char**) {
-  unsigned long hangup[8] = {};  // of the kernel's struct sigaction the first is the handler
+  unsigned long hangup[8] = {};  // the first member of the kernel's struct sigaction is the handler
   syscall(SYS_rt_sigaction, SIGHUP, nullptr, hangup, 8);
   ignored = hangup[0] == 1;  // SIG_IGN
   for (int stream = 0; stream < 3; stream++)

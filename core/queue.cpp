@@ -1,4 +1,4 @@
-// Queues and events of a backend whose work is done when its calls return.
+// Queues and events of a backend whose calls complete before they return.
 #include "core/queue.h"
 
 #include <cstring>

@@ -12,7 +12,8 @@ void Recording::operator()() {
     step_();  // queues nothing: every launch becomes a node
     why_eager_ = capture_->end();
   } catch (
-      const Error& e) {  // NotRecordable, or a library that refuses; a real error comes again in the eager call below
+      // NotRecordable, or a library that cannot be captured; a real error is thrown again by the eager call below
+      const Error& e) {
     capture_->end();
     why_eager_ = e.what();
   } catch (...) {
@@ -21,7 +22,7 @@ void Recording::operator()() {
   }
   recorded_ = why_eager_.empty();
   if (recorded_) return capture_->replay();
-  capture_.reset();  // the memory that it holds is wanted by the eager steps
+  capture_.reset();  // the eager steps need its memory
   std::fprintf(stderr, "the step runs eagerly, it cannot be recorded: %s\n", why_eager_.c_str());
   step_();
 }

@@ -1,6 +1,7 @@
 // Shapes of tensors and of the sliding-window operations. They are plain values without tensor memory.
 #pragma once
 #include <array>
+#include <compare>
 #include <cstdint>
 #include <initializer_list>
 #include <ostream>
@@ -87,7 +88,7 @@ struct ConvShape {
   std::int64_t y_numel() const { return n * out_h() * out_w() * c_out; }
   std::int64_t w_numel() const { return c_out * kh * kw * (c_in / groups); }
   double flops() const { return 2.0 * double(y_numel()) * double(kh * kw * (c_in / groups)); }
-  bool operator==(const ConvShape&) const = default;
+  auto operator<=>(const ConvShape&) const = default;
 };
 
 // One pooling: x[n, h, w, c] → y[n, out_h, out_w, c]. Average pooling divides by the number of elements inside the

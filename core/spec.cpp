@@ -9,6 +9,35 @@
 
 namespace tandem {
 
+Spec Spec::parse(const std::string& text) {
+  const std::size_t plus = std::min(text.find('+'), text.size());
+  Spec spec{.name = spec_name(text)};
+  if (plus < text.size()) spec.inner = std::make_shared<Spec>(parse(text.substr(plus + 1)));
+  if (spec.name.size() == plus) return spec;
+  std::size_t begin = spec.name.size() + 1;
+  for (std::size_t end; begin <= plus; begin = end + 1) {
+    end = std::min(text.find(',', begin), plus);
+    spec.options.push_back(text.substr(begin, end - begin));
+  }
+  return spec;
+}
+
+std::string Spec::text() const {
+  std::string all = name;
+  for (std::size_t i = 0; i < options.size(); i++) all += (i == 0 ? ":" : ",") + options[i];
+  return inner ? all + "+" + inner->text() : all;
+}
+
+std::string Spec::take(const std::string& key) {
+  std::string values = inner ? inner->take(key) : "";
+  std::erase_if(options, [&](const std::string& option) {
+    if (!option.starts_with(key + "=")) return false;
+    values += (values.empty() ? "" : ",") + option.substr(key.size() + 1);
+    return true;
+  });
+  return values;
+}
+
 SpecField word_field(std::string key, std::function<void()> apply) {
   return {std::move(key), "", [apply = std::move(apply)](const std::string& value) {
             if (value.empty()) apply();

@@ -1,8 +1,9 @@
-// The text form of strategies and update rules with their options: "name:key=value,key=value". A '+' joins two names,
-// as in "ssp:3+ddc-asgd"; the caller splits them.
+// The text form of strategies and update rules with their options: "name:key=value,key=value". Behind a '+' stands what
+// it contains, as in "ssp:3+ddc-asgd".
 #pragma once
 #include <functional>
 #include <limits>
+#include <memory>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -11,6 +12,18 @@
 #include "core/text.h"
 
 namespace tandem {
+
+// Such a text as a tree.
+struct Spec {
+  std::string name;
+  std::vector<std::string> options = {};  // "H=100", "faithful"
+  std::shared_ptr<Spec> inner = nullptr;
+
+  static Spec parse(const std::string& text);
+  std::string text() const;
+  // Removes an option, from here or what it contains; returns its value, or its values with ',' between them.
+  std::string take(const std::string& key);
+};
 
 // One option of a strategy or update rule.
 struct SpecField {

@@ -54,7 +54,7 @@ class Team {
  private:
   enum State : int { idle, open, asleep, leave };
   struct alignas(64) Worker {
-    std::atomic<int> state{idle};  // open: its part of the job waits for whoever takes it first
+    std::atomic<int> state{idle};  // open: the worker or the caller takes its part, whichever is first
     std::thread thread;
   };
   void work(Worker& worker, int part);
@@ -95,7 +95,7 @@ void Team::run(int parts, team::Call call, const void* body) {
 
 void Team::work(Worker& worker, int part) {
   inside_part = true;
-  // When the caller was faster several times in a row, other programs need this core: the worker sleeps at once.
+  // If the caller took the part several times in a row, other programs use this core: the worker sleeps at once.
   for (int late = 0;;) {
     if (late > 2 || !spin([&] { return worker.state.load(std::memory_order_relaxed) != idle; })) {
       int expected = idle;
@@ -113,7 +113,7 @@ void Team::work(Worker& worker, int part) {
 }
 
 Team::~Team() {
-  if (getpid() != process_) {  // after fork() there are no workers, and none to wait for
+  if (getpid() != process_) {  // after fork() there are no workers to wait for
     for (auto& w : workers_) w->thread.detach();
     return;
   }

@@ -24,7 +24,7 @@ std::string digits(double v, int most) { return printed("%.*g", most, v); }
 std::string short_number(double v, int most) {
   if (!std::isfinite(v)) return "–";
   const double size = std::fabs(v);
-  // In thousands where more digits were before the point than are wanted.
+  // In thousands if there are more digits before the point than allowed.
   if (size >= std::min(1e4, std::pow(10, most)) && size < 1e15) {
     const int unit = size >= 1e12 ? 4 : size >= 1e9 ? 3 : size >= 1e6 ? 2 : 1;
     return digits(v / std::pow(1e3, unit), std::max(3, most - 1)) + " kMGT"[unit];

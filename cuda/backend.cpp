@@ -1,8 +1,6 @@
 // The cuda backend: one stream, and everything queued on it. Matrix products go to cuBLAS, convolutions to cuDNN's
-// plans, the rest to kernels of our own (kernels.h). This file unpacks tensors into pointers, keeps narrow copies of
-// the weights, and records steps.
+// plans, the rest to kernels of our own (kernels.h). This file keeps narrow copies of the weights, and records steps.
 #include "core/backend.h"
-#include "core/operands.h"
 
 #include <memory>
 #include <optional>
@@ -22,57 +20,21 @@ namespace tandem {
 namespace cuda {
 namespace {
 
-// f.operator()<T>() for the types that pictures have.
-template <class F>
-void typed(DType dtype, const char* op, const F& f) {
-  typed_among<float, bf16, f16>(dtype, op, "cuda", f);
-}
-
-struct Queue {  // the stream, gone after all that uses it
+struct Queue {  // owns the stream; destroyed after everything that uses it
   cudaStream_t stream = nullptr;
   Queue() { CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking)); }
   ~Queue() { cudaStreamDestroy(stream); }
   Queue(const Queue&) = delete;
 };
 
-// Memory for the length of a call: work on one stream is in order, so it may be given back while a kernel still uses
-// it.
-class Scratch {
- public:
-  Scratch(CachingAllocator& memory, std::size_t bytes) : memory_(memory) {
-    MemoryUse use(Use::scratch);
-    if (bytes) data_ = memory.take(bytes);
-  }
-  ~Scratch() { memory_.give(data_); }
-  Scratch(const Scratch&) = delete;
-  void* data() const { return data_; }
-  float* floats() const { return static_cast<float*>(data_); }
+constexpr std::size_t matrix_workspace = std::size_t{32} << 20;  // NVIDIA's recommendation for Hopper
 
- private:
-  CachingAllocator& memory_;
-  void* data_ = nullptr;
-};
-
-constexpr std::size_t matrix_workspace = std::size_t{32} << 20;  // what NVIDIA recommends for Hopper
+template <class T>
+class CudaKernels;
 
 class CudaBackend final : public Backend {
  public:
-  explicit CudaBackend(const Device& device)
-      : Backend("cuda", std::make_unique<DeviceMemory>(device), 1),
-        device_(device),
-        in_order_(device.index, queue_.stream),
-        grid_{queue_.stream, device.processors},
-        staging_(queue_.stream),
-        workspace_(memory(), matrix_workspace),
-        matrix_(queue_.stream, workspace_.data(), matrix_workspace),
-        convolution_(grid_, {[this](std::size_t bytes) {
-                               MemoryUse use(Use::scratch);
-                               return memory().take(bytes);
-                             },
-                             [this](void* block) { memory().give(block); }}),
-        weights_([this](const float* from, std::int64_t numel, Tensor& to) {
-          typed(to.dtype(), "weights", [&]<class T> { convert(grid_, numel, from, to.write<T>(), false); });
-        }) {}
+  explicit CudaBackend(const Device& device);
   ~CudaBackend() override { cudaStreamSynchronize(queue_.stream); }
 
   std::string description() const override {
@@ -138,192 +100,13 @@ class CudaBackend final : public Backend {
     matrix_.tf32(on);
   }
 
-  // ---- matrices -----------------------------------------------------------------------------------------------------
-  void gemm(bool transpose_a, bool transpose_b, const Tensor& a, const Tensor& b, Tensor& c, bool add) override {
-    const std::int64_t m = c.size(-2), n = c.size(-1), k = a.size(transpose_a ? -2 : -1);
-    matrix_.product(transpose_a, transpose_b, m, n, k, a.raw(), a.dtype(), b.raw(), b.dtype(), add ? 1.f : 0.f,
-                    c.raw_write(), c.dtype(), c.rank() == 3 ? c.size(0) : 1);
-  }
-  void linear(const Tensor& x, const Tensor& w, const Tensor* bias, bool relu, Tensor& y) override {
-    const std::int64_t n = w.size(0), k = w.size(1), m = y.numel() / std::max<std::int64_t>(1, n);
-    const Narrow narrow(*this, w, x.dtype());
-    std::optional<Narrow> narrow_bias;
-    if (bias) {
-      const void* b = narrow_bias.emplace(*this, *bias, x.dtype()).data();
-      const LinearKey key{m, n, k, x.dtype(), relu, alignment_of({x.raw(), narrow.data(), b, y.raw()})};
-      if (matrix_.linear(key, x.raw(), narrow.data(), b, y.raw_write(), recording_)) return;
-      // The product is added to the bias in f32: a bias behind it would meet a product that was rounded already.
-      typed(x.dtype(), "linear", [&]<class T> { fill_rows(grid_, m, n, static_cast<const T*>(b), y.write<T>()); });
-    }
-    matrix_.product(false, true, m, n, k, x.raw(), x.dtype(), narrow.data(), x.dtype(), bias ? 1.f : 0.f, y.raw_write(),
-                    y.dtype());
-    if (relu) typed(x.dtype(), "linear", [&]<class T> { bias_relu(grid_, m, n, nullptr, true, y.write<T>()); });
-  }
-  void linear_backward_data(const Tensor& dy, const Tensor& w, Tensor& dx, bool add) override {
-    const std::int64_t n = w.size(0), k = w.size(1), m = dy.numel() / std::max<std::int64_t>(1, n);
-    const Narrow narrow(*this, w, dy.dtype());
-    matrix_.product(false, false, m, k, n, dy.raw(), dy.dtype(), narrow.data(), dy.dtype(), add ? 1.f : 0.f,
-                    dx.raw_write(), dx.dtype());
-  }
-  void linear_backward_weight(const Tensor& x, const Tensor& dy, Tensor& dw, bool add) override {
-    const std::int64_t n = dw.size(0), k = dw.size(1), m = dy.numel() / std::max<std::int64_t>(1, n);
-    matrix_.product(true, false, n, k, m, dy.raw(), dy.dtype(), x.raw(), x.dtype(), add ? 1.f : 0.f, dw.raw_write(),
-                    dw.dtype());
-  }
-
-  // ---- convolution --------------------------------------------------------------------------------------------------
-  void conv2d(const ConvShape& s, const Tensor& x, const Tensor& w, const Tensor* bias, bool relu, Tensor& y) override {
-    const Narrow narrow(*this, w, x.dtype());
-    std::optional<Narrow> narrow_bias;
-    if (bias) narrow_bias.emplace(*this, *bias, x.dtype());
-    convolution_.forward(
-        s, x.dtype(), {x.raw(), narrow.data(), y.raw_write(), bias ? narrow_bias->data() : nullptr, data<float>(bias)},
-        relu);
-  }
-  void conv2d_backward_data(const ConvShape& s, const Tensor& dy, const Tensor& w, Tensor& dx, bool add) override {
-    const Narrow narrow(*this, w, dy.dtype());
-    convolution_.backward_data(s, dy.dtype(), dy.raw(), narrow.data(), dx.raw_write(), add);
-  }
-  void conv2d_backward_filter(const ConvShape& s, const Tensor& x, const Tensor& dy, Tensor& dw, bool add) override {
-    convolution_.backward_filter(s, x.dtype(), x.raw(), dy.raw(), dw.write<float>(), add);
-  }
-  void sum_rows(const Tensor& dy, Tensor& db, bool add) override {
-    const std::int64_t channels = db.numel();
-    if (!channels) return;
-    const Scratch room = columns(1, channels);
-    typed(dy.dtype(), "sum_rows", [&]<class T> {
-      cuda::sum_rows(grid_, dy.numel() / channels, channels, dy.data<T>(), db.write<float>(), add, room.floats());
-    });
-  }
-
-  // ---- pooling ------------------------------------------------------------------------------------------------------
-  void max_pool(const PoolShape& s, const Tensor& x, bool relu, Tensor& y, Tensor* argmax) override {
-    require(!argmax || s.kh * s.kw <= 255, "max_pool: a window of ", s.kh, "×", s.kw, " has more than 255 positions");
-    typed(x.dtype(), "max_pool",
-          [&]<class T> { cuda::max_pool(grid_, s, x.data<T>(), relu, y.write<T>(), write_if<std::uint8_t>(argmax)); });
-  }
-  void max_pool_backward(const PoolShape& s, const Tensor& dy, const Tensor& argmax, Tensor& dx, bool add) override {
-    typed(dy.dtype(), "max_pool_backward", [&]<class T> {
-      cuda::max_pool_backward(grid_, s, dy.data<T>(), argmax.data<std::uint8_t>(), dx.write<T>(), add);
-    });
-  }
-  void average_pool(const PoolShape& s, const Tensor& x, Tensor& y) override {
-    typed(x.dtype(), "average_pool", [&]<class T> { cuda::average_pool(grid_, s, x.data<T>(), y.write<T>()); });
-  }
-  void average_pool_backward(const PoolShape& s, const Tensor& dy, Tensor& dx, bool add) override {
-    typed(dy.dtype(), "average_pool_backward",
-          [&]<class T> { cuda::average_pool_backward(grid_, s, dy.data<T>(), dx.write<T>(), add); });
-  }
-
-  // ---- batch normalisation ------------------------------------------------------------------------------------------
-  void batch_norm(const NormShape& s, const Tensor& x, const Tensor* residual, const Tensor& gamma, const Tensor& beta,
-                  Tensor& running_mean, Tensor& running_variance, Tensor& y, Tensor& mean,
-                  Tensor& inverse_std) override {
-    const Scratch room = columns(2, s.channels);
-    typed(x.dtype(), "batch_norm", [&]<class T> {
-      cuda::batch_norm(grid_, s, x.data<T>(), data<T>(residual), gamma.data<float>(), beta.data<float>(),
-                       running_mean.write<float>(), running_variance.write<float>(), y.write<T>(), mean.write<float>(),
-                       inverse_std.write<float>(), room.floats());
-    });
-  }
-  void batch_norm_inference(const NormShape& s, const Tensor& x, const Tensor* residual, const Tensor& gamma,
-                            const Tensor& beta, const Tensor& mean, const Tensor& variance, Tensor& y) override {
-    const Scratch room = columns(0, s.channels);
-    typed(x.dtype(), "batch_norm_inference", [&]<class T> {
-      cuda::batch_norm_inference(grid_, s, x.data<T>(), data<T>(residual), gamma.data<float>(), beta.data<float>(),
-                                 mean.data<float>(), variance.data<float>(), y.write<T>(), room.floats());
-    });
-  }
-  void batch_norm_again(const NormShape& s, const Tensor& x, const Tensor* residual, const Tensor& gamma,
-                        const Tensor& beta, const Tensor& mean, const Tensor& inverse_std, Tensor& y) override {
-    typed(x.dtype(), "batch_norm_again", [&]<class T> {
-      cuda::batch_norm_again(grid_, s, x.data<T>(), data<T>(residual), gamma.data<float>(), beta.data<float>(),
-                             mean.data<float>(), inverse_std.data<float>(), y.write<T>());
-    });
-  }
-  void batch_norm_backward(const NormShape& s, const Tensor& x, const Tensor* y, const Tensor& dy, const Tensor& gamma,
-                           const Tensor& beta, const Tensor& mean, const Tensor& inverse_std,
-                           const NormGradients& out) override {
-    const Scratch room = columns(2, s.channels);
-    typed(x.dtype(), "batch_norm_backward", [&]<class T> {
-      cuda::batch_norm_backward(grid_, s, x.data<T>(), data<T>(y), dy.data<T>(), gamma.data<float>(),
-                                beta.data<float>(), mean.data<float>(), inverse_std.data<float>(), outputs<T>(out),
-                                room.floats());
-    });
-  }
-
-  // ---- rows and reductions ------------------------------------------------------------------------------------------
-  void reduce(Reduction op, std::int64_t outer, std::int64_t middle, std::int64_t inner, const Tensor& x, Tensor& y,
-              bool add) override {
-    typed(x.dtype(), "reduce",
-          [&]<class T> { cuda::reduce(grid_, op, outer, middle, inner, x.data<T>(), y.write<T>(), add); });
-  }
-  void squared_norm(const Tensor& x, Tensor& y, bool add) override {
-    const Scratch room(memory(), most_parts * sizeof(float));
-    typed(x.dtype(), "squared_norm",
-          [&]<class T> { cuda::squared_norm(grid_, x.numel(), x.data<T>(), y.write<float>(), add, room.floats()); });
-  }
-  void cross_entropy(const Tensor& x, const Tensor& labels, double smoothing, Tensor& loss, Tensor& probabilities,
-                     Tensor* correct) override {
-    const Rows r(x);
-    const Scratch room(memory(), 2 * std::size_t(r.rows) * sizeof(float));
-    typed(x.dtype(), "cross_entropy", [&]<class T> {
-      cuda::cross_entropy(grid_, r.rows, r.classes, x.data<T>(), labels.data<std::int32_t>(), smoothing,
-                          loss.write<float>(), probabilities.write<float>(), write_if<std::int32_t>(correct),
-                          room.floats());
-    });
-  }
-  void cross_entropy_backward(const Tensor& probabilities, const Tensor& labels, double smoothing, const Tensor& dloss,
-                              Tensor& dx, bool add) override {
-    const Rows r(dx);
-    typed(dx.dtype(), "cross_entropy_backward", [&]<class T> {
-      cuda::cross_entropy_backward(grid_, r.rows, r.classes, probabilities.data<float>(), labels.data<std::int32_t>(),
-                                   smoothing, dloss.data<float>(), dx.write<T>(), add);
-    });
-  }
-
  private:
-  struct Rows {  // a tensor as rows along its last axis
-    std::int64_t classes, rows;
-    explicit Rows(const Tensor& t) : classes(t.size(-1)), rows(classes ? t.numel() / classes : 0) {}
-  };
-
-  // Partial sums of `sums` values per channel, and two numbers of each channel (kernels.h).
-  Scratch columns(int sums, std::int64_t channels) {
-    return Scratch(memory(), (column_scratch(sums, channels) + 2 * std::size_t(channels)) * sizeof(float));
-  }
-
   template <class T>
-  static NormOutputs<T> outputs(const NormGradients& out) {
-    return {write_if<T>(out.dx),
-            write_if<T>(out.dresidual),
-            write_if<float>(out.dgamma),
-            write_if<float>(out.dbeta),
-            out.add_dx,
-            out.add_dresidual,
-            out.add_dgamma,
-            out.add_dbeta};
-  }
+  friend class CudaKernels;
 
-  // Weights as products with pictures of this type want them: themselves, their kept copy, or a copy for this call.
-  class Narrow {
-   public:
-    Narrow(CudaBackend& b, const Tensor& w, DType type)
-        : kept_(w.dtype() == type ? w.raw() : b.weights_.of(w, type)),
-          room_(b.memory(), kept_ ? 0 : std::size_t(w.numel()) * size_of(type)) {
-      if (kept_) return;
-      typed(type, "weights",
-            [&]<class T> { convert(b.grid_, w.numel(), w.data<float>(), static_cast<T*>(room_.data()), false); });
-    }
-    const void* data() const { return kept_ ? kept_ : room_.data(); }
-
-   private:
-    const void* kept_;
-    Scratch room_;
-  };
-
-  // A step as a CUDA graph. Its memory is a pool of its own. Capturing is relaxed: the allocator may ask the device for
-  // more and cuDNN may load a kernel meanwhile; what a graph cannot hold we refuse ourselves.
+  // A step as a CUDA graph. Its memory is a pool of its own. The capture mode is relaxed: the allocator may request
+  // device memory and cuDNN may load a kernel during the capture. Our own checks refuse operations that a graph cannot
+  // contain.
   class Graph : public Capture {
    public:
     explicit Graph(CudaBackend& b) : b_(b), pool_(b.memory().new_pool()) {}
@@ -333,7 +116,7 @@ class CudaBackend final : public Backend {
     }
     void begin() override {
       b_.synchronize();
-      b_.memory().trim();  // what the eager steps left free is the pool's now
+      b_.memory().trim();  // makes memory that the eager steps freed available to the pool
       b_.weights_.convert_again();
       CUDA_CHECK(cudaStreamBeginCapture(b_.queue_.stream, cudaStreamCaptureModeRelaxed));
       b_.memory().use_pool(pool_);
@@ -342,7 +125,7 @@ class CudaBackend final : public Backend {
     std::string end() override {
       b_.convolution_.recording(b_.recording_ = false);
       b_.memory().use_pool(0);
-      b_.weights_.convert_again();  // nothing was converted: the work was only written down
+      b_.weights_.convert_again();  // the conversions were only recorded, not executed
       cudaGraph_t graph = nullptr;
       cudaError_t status = cudaStreamEndCapture(b_.queue_.stream, &graph);
       if (status == cudaSuccess) status = cudaGraphInstantiate(&graph_, graph, 0);
@@ -372,6 +155,157 @@ class CudaBackend final : public Backend {
   bool recording_ = false;
 };
 
+// Work on one stream is in order, so scratch memory may be given back while a kernel still uses it.
+template <class T>
+class CudaKernels final : public Kernels<T> {
+ public:
+  explicit CudaKernels(CudaBackend& backend) : b_(backend) {}
+
+  // ---- matrices -----------------------------------------------------------------------------------------------------
+  void gemm(bool transpose_a, bool transpose_b, std::int64_t batch, std::int64_t m, std::int64_t n, std::int64_t k,
+            In<T> a, In<T> b, Out<T> c, bool add) override {
+    b_.matrix_.product(transpose_a, transpose_b, m, n, k, a, type, b, type, float(add), c, type, batch);
+  }
+  void linear(std::int64_t m, std::int64_t n, std::int64_t k, In<T> x, In<float> w, In<float> bias, bool relu,
+              Out<T> y) override {
+    const Narrow weights(b_, w), narrow_bias(b_, bias);
+    if (bias) {
+      const T* b = narrow_bias.data();
+      const LinearKey key{m, n, k, type, relu, alignment_of({x.data, weights.data(), b, y.data})};
+      if (b_.matrix_.linear(key, x, weights.data(), b, y, b_.recording_)) return;
+      // The bias is added in f32: adding it after the product would use a product that is already rounded.
+      fill_rows<T>(b_.grid_, m, n, b, y);
+    }
+    b_.matrix_.product(false, true, m, n, k, x, type, weights.data(), type, bias ? 1.f : 0.f, y, type);
+    if (relu) bias_relu<T>(b_.grid_, m, n, nullptr, true, y);
+  }
+  void linear_backward_data(std::int64_t m, std::int64_t n, std::int64_t k, In<T> dy, In<float> w, Out<T> dx,
+                            bool add) override {
+    const Narrow weights(b_, w);
+    b_.matrix_.product(false, false, m, k, n, dy, type, weights.data(), type, float(add), dx, type);
+  }
+  void linear_backward_weight(std::int64_t m, std::int64_t n, std::int64_t k, In<T> x, In<T> dy, Out<float> dw,
+                              bool add) override {
+    b_.matrix_.product(true, false, n, k, m, dy, type, x, type, float(add), dw, DType::f32);
+  }
+
+  // ---- convolution --------------------------------------------------------------------------------------------------
+  void conv2d(const ConvShape& s, In<T> x, In<float> w, In<float> bias, bool relu, Out<T> y) override {
+    const Narrow weights(b_, w), narrow_bias(b_, bias);
+    b_.convolution_.forward(s, type, {x.data, weights.data(), y.data, narrow_bias.data(), bias}, relu);
+  }
+  void conv2d_backward_data(const ConvShape& s, In<T> dy, In<float> w, Out<T> dx, bool add) override {
+    const Narrow weights(b_, w);
+    b_.convolution_.backward_data(s, type, dy, weights.data(), dx, add);
+  }
+  void conv2d_backward_filter(const ConvShape& s, In<T> x, In<T> dy, Out<float> dw, bool add) override {
+    b_.convolution_.backward_filter(s, type, x, dy, dw, add);
+  }
+  void sum_rows(std::int64_t rows, std::int64_t channels, In<T> dy, Out<float> db, bool add) override {
+    const Columns room(b_, 1, channels);
+    cuda::sum_rows<T>(b_.grid_, rows, channels, dy, db, add, room);
+  }
+
+  // ---- pooling ------------------------------------------------------------------------------------------------------
+  void max_pool(const PoolShape& s, In<T> x, bool relu, Out<T> y, Out<std::uint8_t> argmax) override {
+    cuda::max_pool<T>(b_.grid_, s, x, relu, y, argmax);
+  }
+  void max_pool_backward(const PoolShape& s, In<T> dy, In<std::uint8_t> argmax, Out<T> dx, bool add) override {
+    cuda::max_pool_backward<T>(b_.grid_, s, dy, argmax, dx, add);
+  }
+  void average_pool(const PoolShape& s, In<T> x, Out<T> y) override { cuda::average_pool<T>(b_.grid_, s, x, y); }
+  void average_pool_backward(const PoolShape& s, In<T> dy, Out<T> dx, bool add) override {
+    cuda::average_pool_backward<T>(b_.grid_, s, dy, dx, add);
+  }
+
+  // ---- batch normalisation ------------------------------------------------------------------------------------------
+  void batch_norm(const NormShape& s, In<T> x, In<T> residual, In<float> gamma, In<float> beta, Out<float> running_mean,
+                  Out<float> running_variance, Out<T> y, Out<float> mean, Out<float> inverse_std) override {
+    const Columns room(b_, 2, s.channels);
+    cuda::batch_norm<T>(b_.grid_, s, x, residual, gamma, beta, running_mean, running_variance, y, mean, inverse_std,
+                        room);
+  }
+  void normalise(const NormShape& s, In<T> x, In<T> residual, In<float> gamma, In<float> beta, In<float> mean,
+                 In<float> spread, bool is_variance, Out<T> y) override {
+    const Columns room(b_, 0, s.channels);
+    if (is_variance)
+      cuda::batch_norm_inference<T>(b_.grid_, s, x, residual, gamma, beta, mean, spread, y, room);
+    else
+      cuda::batch_norm_again<T>(b_.grid_, s, x, residual, gamma, beta, mean, spread, y);
+  }
+  void batch_norm_backward(const NormShape& s, In<T> x, In<T> y, In<T> dy, In<float> gamma, In<float> beta,
+                           In<float> mean, In<float> inverse_std, const tandem::NormOutputs<T, float>& out) override {
+    const Columns room(b_, 2, s.channels);
+    cuda::batch_norm_backward<T>(b_.grid_, s, x, y, dy, gamma, beta, mean, inverse_std, out, room);
+  }
+
+  // ---- rows and reductions ------------------------------------------------------------------------------------------
+  void reduce(Reduction op, std::int64_t outer, std::int64_t middle, std::int64_t inner, In<T> x, Out<T> y,
+              bool add) override {
+    cuda::reduce<T>(b_.grid_, op, outer, middle, inner, x, y, add);
+  }
+  void squared_norm(std::int64_t n, In<T> x, Out<float> y, bool add) override {
+    Scratch room(b_.memory(), most_parts * sizeof(float));
+    cuda::squared_norm<T>(b_.grid_, n, x, y, add, room.carve<float>(most_parts));
+  }
+  void cross_entropy(std::int64_t rows, std::int64_t classes, In<T> x, In<std::int32_t> labels, double smoothing,
+                     Out<float> loss, Out<float> probabilities, Out<std::int32_t> correct) override {
+    Scratch room(b_.memory(), 2 * std::size_t(rows) * sizeof(float));
+    cuda::cross_entropy<T>(b_.grid_, rows, classes, x, labels, smoothing, loss, probabilities, correct,
+                           room.carve<float>(2 * std::size_t(rows)));
+  }
+  void cross_entropy_backward(std::int64_t rows, std::int64_t classes, In<float> probabilities, In<std::int32_t> labels,
+                              double smoothing, In<float> dloss, Out<T> dx, bool add) override {
+    cuda::cross_entropy_backward<T>(b_.grid_, rows, classes, probabilities, labels, smoothing, dloss, dx, add);
+  }
+
+ private:
+  static constexpr DType type = dtype_of<T>;
+
+  // Partial sums of `sums` values per channel, and two numbers of each channel (kernels.h).
+  struct Columns : Scratch {
+    Columns(CudaBackend& b, int sums, std::int64_t channels)
+        : Scratch(b.memory(), (column_scratch(sums, channels) + 2 * std::size_t(channels)) * sizeof(float)) {}
+    operator float*() const { return reinterpret_cast<float*>(data()); }
+  };
+
+  // Weights as products with pictures of type T need them: the weights themselves, their cached copy, or a copy for
+  // this call.
+  class Narrow {
+   public:
+    Narrow(CudaBackend& b, In<float> w)
+        : kept_(!w || type == DType::f32 ? w.data : b.weights_.of(*w.tensor, type)),
+          room_(b.memory(), !w || kept_ ? 0 : std::size_t(w.tensor->numel()) * sizeof(T)) {
+      if (w && !kept_) convert(b.grid_, w.tensor->numel(), w.data, reinterpret_cast<T*>(room_.data()), false);
+    }
+    const T* data() const { return static_cast<const T*>(kept_ ? kept_ : room_.data()); }
+
+   private:
+    const void* kept_;
+    Scratch room_;
+  };
+
+  CudaBackend& b_;
+};
+
+CudaBackend::CudaBackend(const Device& device)
+    : Backend("cuda", std::make_unique<DeviceMemory>(device), 1),
+      device_(device),
+      in_order_(device.index, queue_.stream),
+      grid_{queue_.stream, device.processors},
+      staging_(queue_.stream),
+      workspace_(memory(), matrix_workspace),
+      matrix_(queue_.stream, workspace_.data(), matrix_workspace),
+      convolution_(grid_, memory()),
+      weights_([this](const float* from, std::int64_t numel, Tensor& to) {
+        dispatch_among<bf16, f16>(to.dtype(), "weights",
+                                  [&]<class T> { convert(grid_, numel, from, to.write<T>(), false); });
+      }) {
+  provide<float>(std::make_unique<CudaKernels<float>>(*this));
+  provide<bf16>(std::make_unique<CudaKernels<bf16>>(*this));
+  provide<f16>(std::make_unique<CudaKernels<f16>>(*this));
+}
+
 }  // namespace
 }  // namespace cuda
 
@@ -381,7 +315,7 @@ std::unique_ptr<Backend> cuda_backend(int index) {
 int cuda_devices() {
   int count = 0;
   if (cudaGetDeviceCount(&count) == cudaSuccess) return count;
-  cudaGetLastError();  // it stays set otherwise
+  cudaGetLastError();  // clears the error
   return 0;
 }
 

@@ -20,61 +20,44 @@ std::optional<std::size_t> choose(std::size_t candidates, bool first,
 
 namespace {
 
-// f.operator()<T>() for the types that pictures have.
+// Calls f.operator()<T>() for the type of the pictures.
 template <class F>
 void typed(DType type, const F& f) {
-  if (type == DType::f32) return f.template operator()<float>();
-  if (type == DType::bf16) return f.template operator()<bf16>();
-  if (type == DType::f16) return f.template operator()<f16>();
-  fail("conv2d: cuda backend: not defined for ", name_of(type));
+  dispatch_among<float, bf16, f16>(type, "conv2d", f);
 }
 
 }  // namespace
 
 struct Convolution::State {
   Grid grid;
-  Memory memory;
+  CachingAllocator& memory;
   cudnnHandle_t handle = nullptr;
-  EngineRules rules;
+  EngineRules rules = {};
   bool recording = false;
   struct Entry {
     PlanKey key;
-    std::optional<Plan> plan;  // none: our own kernel
-    bool tried;                // not so what was chosen while a step was recorded
+    std::optional<Plan> plan;  // empty: our own kernel is used
+    bool tried;                // false if it was chosen while a step was recorded
   };
-  std::vector<std::unique_ptr<Entry>> entries;
-
-  class Block {  // scratch for one call
-   public:
-    Block(State& s, std::size_t bytes) : s_(s), data_(bytes ? s.memory.take(bytes) : nullptr) {}
-    ~Block() {
-      if (data_) s_.memory.give(data_);
-    }
-    Block(const Block&) = delete;
-    void* data() const { return data_; }
-
-   private:
-    State& s_;
-    void* data_;
-  };
+  std::vector<std::unique_ptr<Entry>> entries = {};
 
   void run(const Plan& plan, const PlanKey& key, const Operands& o) {
     if (!plan.wide) return execute(plan, key, o);
     const PlanKey wide = *key.widened();
     const ConvShape& s = key.shape;
     const std::int64_t pixels = s.n * s.h * s.w, taps = s.c_out * s.kh * s.kw;
-    const Block x(*this, size_of(key.type) * std::size_t(wide.shape.x_numel())),
-        w(*this, size_of(key.type) * std::size_t(wide.shape.w_numel()));
+    const Scratch x(memory, size_of(key.type) * std::size_t(wide.shape.x_numel())),
+        w(memory, size_of(key.type) * std::size_t(wide.shape.w_numel()));
     Operands through = o;
     through.x = x.data();
     through.w = w.data();
     typed(key.type, [&]<class T> {
       auto* filters = static_cast<T*>(const_cast<void*>(o.w));
-      set_channels(grid, pixels, s.c_in, 8, static_cast<const T*>(o.x), static_cast<T*>(x.data()));
-      if (key.pass == Pass::forward) set_channels(grid, taps, s.c_in, 8, filters, static_cast<T*>(w.data()));
+      auto* wide_w = reinterpret_cast<T*>(w.data());
+      set_channels(grid, pixels, s.c_in, 8, static_cast<const T*>(o.x), reinterpret_cast<T*>(x.data()));
+      if (key.pass == Pass::forward) set_channels(grid, taps, s.c_in, 8, filters, wide_w);
       execute(plan, wide, through);
-      if (key.pass == Pass::backward_filter)
-        set_channels(grid, taps, 8, s.c_in, static_cast<const T*>(w.data()), filters);
+      if (key.pass == Pass::backward_filter) set_channels(grid, taps, 8, s.c_in, wide_w, filters);
     });
   }
 
@@ -82,7 +65,7 @@ struct Convolution::State {
     const std::int64_t uids[] = {x_uid, w_uid, y_uid, bias_uid};
     const void* pointers[] = {o.x, o.w, o.y, o.bias};
     const int count = key.bias && plan.fused ? 4 : 3;
-    Block workspace(*this, std::size_t(plan.workspace));
+    const Scratch workspace(memory, std::size_t(plan.workspace));
     void* room = workspace.data();
     Descriptor pack(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR);
     pack.set(CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, uids, count)
@@ -93,7 +76,7 @@ struct Convolution::State {
     if (!plan.fused) bias_and_relu(key, o);
   }
 
-  // By our own kernel.
+  // Runs our own kernel.
   void bias_and_relu(const PlanKey& key, const Operands& o) {
     const ConvShape& s = key.shape;
     typed(key.type, [&]<class T> {
@@ -102,18 +85,19 @@ struct Convolution::State {
     });
   }
 
-  // Failures must stay visible, so ReLU must let NaN through: with a bias of NaN every result is one. y is overwritten
-  // by the call that asked.
+  // ReLU must keep NaN, so that failures stay visible. With a bias of NaN every result must be NaN. The calling
+  // operation overwrites y afterwards.
   bool nan_survives(const Plan& plan, const PlanKey& key, Operands o) {
     const std::size_t bytes = size_of(key.type) * std::size_t(key.shape.c_out);
-    Block bias(*this, bytes);
+    const Scratch bias(memory, bytes);
     CUDA_CHECK(cudaMemsetAsync(bias.data(), 0xff, bytes, grid.stream));
     o.bias = bias.data();
     run(plan, key, o);
     return is_nan(key.type, o.y, grid.stream);
   }
 
-  // Calls in a CUDA graph, so that the device's time is measured and not the host's; gone with the object.
+  // Records calls in a CUDA graph, so that the device's time is measured and not the host's. The destructor deletes the
+  // graph.
   class Replay {
    public:
     static constexpr int calls = 4;
@@ -156,12 +140,12 @@ struct Convolution::State {
     cudaGraphExec_t executable_ = nullptr;
   };
 
-  // The better of two replays, with the kernel for what the plan leaves out; none where the plan does not run or cannot
-  // be recorded.
+  // The shorter time of two replays, including the kernel for the parts that the plan does not compute. Empty if the
+  // plan does not run or cannot be recorded.
   std::optional<float> milliseconds(const Plan& plan, const PlanKey& key, const Operands& o) {
     try {
       if (plan.fused && key.relu && !nan_survives(plan, key, o)) return {};
-      run(plan, key, o);  // the first run pays for loading the kernel
+      run(plan, key, o);  // the first run loads the kernel
       if (rules.deterministic) return 0;
       Replay replay(grid.stream);
       replay.record([&] { run(plan, key, o); });
@@ -169,15 +153,15 @@ struct Convolution::State {
       const float first = replay.milliseconds();
       return std::min(first, replay.milliseconds());
     } catch (const Error&) {
-      cudaGetLastError();  // it stays set otherwise, and the next launch would be blamed
-      // A device that has failed is no matter of one engine
+      cudaGetLastError();  // clears the error, which the next launch would report otherwise
+      // A failed device is not the fault of one engine
       CUDA_CHECK(cudaStreamSynchronize(grid.stream), key.text());
       return {};
     }
   }
 
-  // What can serve a key: with a bias, plans that add it, and then those of the convolution alone; each with more
-  // channels, too.
+  // The candidates for a key: with a bias, plans that add it, then plans of the convolution alone; each also with
+  // padded channels.
   std::vector<Plan> plans_for(const PlanKey& key) {
     const ForDevice device = [this](Descriptor& d) {
       if (d.type() == CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR)
@@ -190,8 +174,8 @@ struct Convolution::State {
     const std::size_t most = recording ? 1 : 8;
     auto add = [&](PlanKey k, bool wide) {
       // Whether a ReLU lets NaN through cannot be tried while a step is recorded. For graphs with a bias cuDNN offers
-      // the same engines whatever the alignment, though most of them need 16 bytes without a bias: so they get what
-      // serves any of them.
+      // the same engines whatever the alignment, although most of them need 16 bytes without a bias: so buffers get the
+      // largest alignment.
       std::vector<Plan> found;
       if (k.bias && !recording && k.alignment == Alignments()) found = candidates(device, k, rules, most);
       k.bias = k.relu = false;
@@ -206,10 +190,10 @@ struct Convolution::State {
     return plans;
   }
 
-  // The plan for a key. The first time each candidate runs on the caller's own buffers (results are overwritten anyway,
-  // or go elsewhere where they are added), and the fastest stays; in deterministic mode the first that runs. While a
-  // step is recorded nothing can be tried: the first is taken and stays for the recording, and an eager call chooses
-  // again.
+  // The plan for a key. At the first use, each candidate runs on the caller's buffers (results are overwritten later,
+  // or go to scratch memory if they are added), and the fastest is kept; in deterministic mode, the first that runs.
+  // While a step is recorded nothing can be measured: the first candidate is used for the recording, and a later eager
+  // call chooses again.
   Entry& entry(const PlanKey& key, Operands o) {
     for (auto& e : entries)
       if (e->key == key && (e->tried || recording)) return *e;
@@ -219,7 +203,7 @@ struct Convolution::State {
     if (recording) {
       if (!plans.empty()) chosen = 0;
     } else if (!plans.empty()) {
-      const Block elsewhere(*this, key.add ? size_of(key.type) * std::size_t(key.shape.x_numel()) : 0);
+      const Scratch elsewhere(memory, key.add ? size_of(key.type) * std::size_t(key.shape.x_numel()) : 0);
       if (key.add) o.x = elsewhere.data();
       chosen = choose(plans.size(), rules.deterministic, [&](std::size_t i) { return milliseconds(plans[i], key, o); });
     }
@@ -229,9 +213,7 @@ struct Convolution::State {
   }
 };
 
-Convolution::Convolution(const Grid& grid, Memory memory) : state_(std::make_unique<State>()) {
-  state_->grid = grid;
-  state_->memory = std::move(memory);
+Convolution::Convolution(const Grid& grid, CachingAllocator& memory) : state_(new State{grid, memory}) {
   CUDNN_CHECK(cudnnCreate(&state_->handle), "cuDNN does not start");
   CUDNN_CHECK(cudnnSetStream(state_->handle, grid.stream));
 }
@@ -258,7 +240,7 @@ void Convolution::forward(const ConvShape& s, DType type, const Operands& o, boo
   state_->bias_and_relu(key, o);
 }
 
-// What is to be added goes through scratch only where no engine adds by itself.
+// The sum uses scratch memory only if no engine adds to its output.
 void Convolution::backward_data(const ConvShape& s, DType type, const void* dy, const void* w, void* dx, bool add) {
   if (add) {
     const Operands o{dx, w, dy};
@@ -266,8 +248,8 @@ void Convolution::backward_data(const ConvShape& s, DType type, const void* dy, 
     key.add = true;
     if (auto& e = state_->entry(key, o); e.plan) return state_->run(*e.plan, key, o);
   }
-  State::Block room(*state_, add ? size_of(type) * std::size_t(s.x_numel()) : 0);
-  void* to = add ? room.data() : dx;
+  const Scratch room(state_->memory, add ? size_of(type) * std::size_t(s.x_numel()) : 0);
+  void* to = add ? static_cast<void*>(room.data()) : dx;
   const Operands o{to, w, dy};
   const PlanKey key = PlanKey::of(Pass::backward_data, s, type, o);
   auto& e = state_->entry(key, o);
@@ -280,12 +262,12 @@ void Convolution::backward_data(const ConvShape& s, DType type, const void* dy, 
   });
 }
 
-// In the pictures' type, through scratch, and widened: cuDNN's heuristics offer no engine that writes f32 beside
-// narrower pictures.
+// Computed in the pictures' type in scratch memory and then widened: cuDNN's heuristics offer no engine that writes f32
+// for narrower pictures.
 void Convolution::backward_filter(const ConvShape& s, DType type, const void* x, const void* dy, float* dw, bool add) {
   const bool through = add || type != DType::f32;
-  State::Block room(*state_, through ? size_of(type) * std::size_t(s.w_numel()) : 0);
-  void* to = through ? room.data() : dw;
+  const Scratch room(state_->memory, through ? size_of(type) * std::size_t(s.w_numel()) : 0);
+  void* to = through ? static_cast<void*>(room.data()) : dw;
   const Operands o{x, to, dy};
   const PlanKey key = PlanKey::of(Pass::backward_filter, s, type, o);
   auto& e = state_->entry(key, o);

@@ -17,11 +17,7 @@ std::optional<std::size_t> choose(std::size_t candidates, bool first,
 
 class Convolution {
  public:
-  struct Memory {  // scratch memory for the duration of a call, from the backend's allocator
-    std::function<void*(std::size_t)> take;
-    std::function<void(void*)> give;
-  };
-  Convolution(const Grid& grid, Memory memory);
+  Convolution(const Grid& grid, CachingAllocator& memory);
   ~Convolution();
   Convolution(const Convolution&) = delete;
 

@@ -45,7 +45,7 @@ Device use_device(int index) {
   cudaDriverGetVersion(&driver);
   cudaRuntimeGetVersion(&runtime);
   if (cudaError_t status = cudaGetDeviceCount(&count); status != cudaSuccess) {
-    cudaGetLastError();  // it stays set otherwise
+    cudaGetLastError();  // clears the error
     fail("no usable GPU: ", why_unusable(status, driver, runtime));
   }
   require(count > 0, "no usable GPU: ", why_unusable(cudaErrorNoDevice, driver, runtime));

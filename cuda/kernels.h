@@ -34,11 +34,7 @@ template <class T>
 void batch_norm_again(const Grid&, const NormShape&, const T* x, const T* optional_residual, const float* gamma,
                       const float* beta, const float* mean, const float* inverse_std, T* y);
 template <class T>
-struct NormOutputs {  // each is optional; add: add to the old values
-  T *dx = nullptr, *dresidual = nullptr;
-  float *dgamma = nullptr, *dbeta = nullptr;
-  bool add_dx = false, add_dresidual = false, add_dgamma = false, add_dbeta = false;
-};
+using NormOutputs = tandem::NormOutputs<T, float>;
 // y is optional: if given, the mask is computed from y (ReLU after a residual), otherwise from x again.
 template <class T>
 void batch_norm_backward(const Grid&, const NormShape&, const T* x, const T* optional_y, const T* dy,

@@ -19,12 +19,12 @@ cudaDataType_t library_type(DType t) {
   }
 }
 
-// What describes a fused layer to cuBLASLt; gone with the call.
+// The cuBLASLt descriptors of a fused layer, for one call.
 struct Described {
   cublasLtMatmulDesc_t operation = nullptr;
   cublasLtMatrixLayout_t w = nullptr, x = nullptr, y = nullptr;
 
-  // Column-major, yᵀ[n, m] = w[n, k]·xᵀ[k, m]: the bias runs along the rows, the only way that the library has it.
+  // Column-major, yᵀ[n, m] = w[n, k]·xᵀ[k, m]: the library supports a bias only along the rows.
   Described(const LinearKey& key, const void* bias, bool tf32) {
     const cudaDataType_t type = library_type(key.type);
     CUBLAS_CHECK(cublasLtMatmulDescCreate(
@@ -60,7 +60,7 @@ struct Preference {
   }
 };
 
-// The heuristic's first choice; none when it has nothing to offer. Partial sums stay in f32 and are added in order.
+// The heuristic's first choice; empty if there is none. Partial sums stay in f32 and are added in order.
 std::optional<cublasLtMatmulAlgo_t> best_of(cublasLtHandle_t handle, const LinearKey& key, const Described& d,
                                             std::size_t room) {
   Preference preference;
@@ -93,7 +93,7 @@ Matrix::Matrix(cudaStream_t stream, void* workspace, std::size_t workspace_bytes
   plans_.plan = [this](const LinearKey& key) {
     return best_of(lt_, key, Described(key, tried_.bias, tf32_), workspace_bytes_);
   };
-  // Times NaN every product is NaN, and so must every result be. y is overwritten by the call that asked.
+  // Every product with NaN is NaN, so every result must be NaN. The calling operation overwrites y afterwards.
   plans_.nan_survives = [this](const LinearKey& key, const cublasLtMatmulAlgo_t& algorithm) {
     run(key, algorithm, std::numeric_limits<float>::quiet_NaN(), tried_.x, tried_.w, tried_.bias, tried_.y);
     return is_nan(key.type, tried_.y, stream_);

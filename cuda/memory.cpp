@@ -14,7 +14,7 @@ void* DeviceMemory::acquire(std::size_t bytes) {
   void* block = nullptr;
   const cudaError_t status = cudaMalloc(&block, bytes);
   if (status == cudaErrorMemoryAllocation) {
-    cudaGetLastError();  // it stays set otherwise, and the next launch would be blamed
+    cudaGetLastError();  // clears the error, which the next launch would report otherwise
     return nullptr;
   }
   CUDA_CHECK(status, "cudaMalloc of ", readable_bytes(double(bytes)));
@@ -64,7 +64,7 @@ void Staging::send(void* device, const void* host, std::size_t bytes) {
   }
   const int slot = next_;
   next_ = (next_ + 1) % slots;
-  CUDA_CHECK(cudaEventSynchronize(gone_[std::size_t(slot)]));  // at once for an event that was never recorded
+  CUDA_CHECK(cudaEventSynchronize(gone_[std::size_t(slot)]));  // returns at once for an event that was never recorded
   std::byte* from = pinned_ + std::size_t(slot) * slot_bytes;
   std::memcpy(from, host, bytes);
   CUDA_CHECK(cudaMemcpyAsync(device, from, bytes, cudaMemcpyHostToDevice, stream_), "upload of ", bytes, " bytes");

@@ -1,4 +1,4 @@
-// Linked where there is no CUDA: asking for the GPU fails, and says why.
+// Linked in builds without CUDA: a request for the GPU throws an error with the reason.
 #include "core/backend.h"
 #include "core/mover.h"
 

@@ -39,7 +39,7 @@ struct FinishForward {
   __device__ void operator()(std::int64_t c, const double (&sums)[2]) const {
     const double rows = double(s.rows), distance = sums[0] / rows, average = double(float(x[c])) + distance;
     double variance = sums[1] / rows - distance * distance;
-    if (variance < 0) variance = 0;  // a NaN stays
+    if (variance < 0) variance = 0;  // a NaN is kept
     mean[c] = float(average);
     inverse[c] = float(1 / sqrt(variance + s.epsilon));
     running_mean[c] += float(s.momentum * (average - running_mean[c]));
@@ -96,7 +96,7 @@ struct Normalise {
       if (f.residual)
         for (int i = 0; i < V; i++) v[i] += float(row.residual.v[i]);
       if (f.relu)
-        for (int i = 0; i < V; i++) v[i] = v[i] < 0 ? 0.f : v[i];  // lets a NaN through
+        for (int i = 0; i < V; i++) v[i] = v[i] < 0 ? 0.f : v[i];  // keeps a NaN
       store<V>(f.y + r * f.channels + c, v);
     }
   };
@@ -121,13 +121,13 @@ void normalise(const Grid& grid, const NormShape& s, const T* x, const T* residu
 // ---- backward: d = dy, 0 where y ≤ 0; Σ d and Σ d·(x − mean) --------------------------------------------------------
 template <class T>
 struct Arguments {
-  const T *x, *y, *dy;  // y: null, then the mask comes from x
+  const T *x, *y, *dy;  // if y is null, the mask comes from x
   Affine affine;
   bool relu;
   std::int64_t channels;
 };
 
-// A row's x, dy, and y where that is the mask.
+// A row of x and dy, and of y if the mask comes from it.
 template <class T, int V>
 struct GradientRow {
   Pack<T, V> x, dy, y;
@@ -147,7 +147,7 @@ struct GradientRow {
 template <class T, int V>
 struct GradientSums {
   Arguments<T> a;
-  T* keep;  // where the masked gradient is left for the second pass, or null
+  T* keep;  // receives the masked gradient for the second pass; may be null
   struct State {
     Arguments<T> a;
     T* keep;

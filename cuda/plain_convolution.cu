@@ -1,4 +1,4 @@
-// Convolution without a library: one thread for each result, sums in float. Serves what cuDNN has no engine for.
+// Convolution without a library: one thread for each result, sums in float. Used if cuDNN has no engine.
 #include "cuda/kernels.h"
 #include "cuda/launch.h"
 

@@ -53,7 +53,7 @@ Layout Layout::filters(const ConvShape& s) {
 
 bool acceptable(const std::vector<cudnnBackendNumericalNote_t>& notes, DType type, const EngineRules& rules) {
   for (cudnnBackendNumericalNote_t note : notes) {
-    if (note == CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS) return false;  // fewer digits than were asked for
+    if (note == CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS) return false;  // less precision than requested
     if (note == CUDNN_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION) return false;
     if (rules.deterministic && note == CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC) return false;
     if (type == DType::f32 && !rules.tf32 && note == CUDNN_NUMERICAL_NOTE_TENSOR_CORE) return false;
@@ -138,7 +138,7 @@ Descriptor convolution(const PlanKey& key, const Descriptor& x, const Descriptor
 // y = x + b or, without b, y = relu(x).
 Descriptor pointwise(const Descriptor& x, const Descriptor* b, const Descriptor& y) {
   const cudnnPointwiseMode_t mode = b ? CUDNN_POINTWISE_ADD : CUDNN_POINTWISE_RELU_FWD;
-  // Asked for; whether an engine does so is tried (convolution.cpp)
+  // Requested; convolution.cpp tests whether an engine complies
   const cudnnNanPropagation_t nan = CUDNN_PROPAGATE_NAN;
   Descriptor p(CUDNN_BACKEND_POINTWISE_DESCRIPTOR), op(CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR);
   p.set(CUDNN_ATTR_POINTWISE_MODE, CUDNN_TYPE_POINTWISE_MODE, &mode)
@@ -151,7 +151,8 @@ Descriptor pointwise(const Descriptor& x, const Descriptor* b, const Descriptor&
   return op;
 }
 
-// The convolution, then + bias, then ReLU; what lies between them is f32 and never in memory. Not finished yet.
+// The convolution, then + bias, then ReLU; intermediate values are f32 and not in memory. The graph is not finalised
+// yet.
 Descriptor operation_graph(const ForDevice& device, const PlanKey& key) {
   const ConvShape& s = key.shape;
   const Layout results = Layout::pictures(s.n, s.out_h(), s.out_w(), s.c_out);
@@ -178,7 +179,7 @@ Descriptor operation_graph(const ForDevice& device, const PlanKey& key) {
   return graph;
 }
 
-// What a heuristic offers, best guess first.
+// The engines that a heuristic suggests, the best first.
 std::vector<Descriptor> configurations(const Descriptor& heuristic) {
   std::int64_t count = 0;
   CUDNN_CHECK(cudnnBackendGetAttribute(heuristic.raw(), CUDNN_ATTR_ENGINEHEUR_RESULTS, CUDNN_TYPE_BACKEND_DESCRIPTOR, 0,
@@ -188,11 +189,11 @@ std::vector<Descriptor> configurations(const Descriptor& heuristic) {
   for (std::int64_t i = 0; i < count; i++) raw.push_back(all.emplace_back(CUDNN_BACKEND_ENGINECFG_DESCRIPTOR).raw());
   CUDNN_CHECK(cudnnBackendGetAttribute(heuristic.raw(), CUDNN_ATTR_ENGINEHEUR_RESULTS, CUDNN_TYPE_BACKEND_DESCRIPTOR,
                                        count, &count, raw.data()));
-  all.erase(all.begin() + count, all.end());  // it may offer fewer than it said
+  all.erase(all.begin() + count, all.end());  // it may return fewer than it announced
   return all;
 }
 
-// None where the engine is not acceptable or not for this device.
+// Empty if the engine is not acceptable or does not support this device.
 std::optional<Plan> plan_of(const ForDevice& device, const PlanKey& key, const EngineRules& rules,
                             const Descriptor& configuration) {
   Descriptor engine(CUDNN_BACKEND_ENGINE_DESCRIPTOR);
@@ -217,14 +218,14 @@ std::optional<Plan> plan_of(const ForDevice& device, const PlanKey& key, const E
 std::vector<Plan> candidates(const ForDevice& device, const PlanKey& key, const EngineRules& rules, std::size_t most) {
   std::vector<Plan> found;
   Descriptor graph = operation_graph(device, key);
-  if (!graph.try_to_finish()) return found;  // cuDNN knows no such graph
+  if (!graph.try_to_finish()) return found;  // cuDNN does not support this graph
   for (cudnnBackendHeurMode_t mode : {CUDNN_HEUR_MODE_A, CUDNN_HEUR_MODE_FALLBACK}) {
     if (!found.empty()) break;
     Descriptor heuristic(CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR);
     device(heuristic);
     heuristic.set(CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, graph)
         .set(CUDNN_ATTR_ENGINEHEUR_MODE, CUDNN_TYPE_HEUR_MODE, &mode);
-    if (!heuristic.try_to_finish()) continue;  // it has nothing to say of this graph
+    if (!heuristic.try_to_finish()) continue;  // it does not support this graph
     for (const Descriptor& configuration : configurations(heuristic)) {
       if (found.size() == most) break;
       if (auto plan = plan_of(device, key, rules, configuration)) found.push_back(std::move(*plan));

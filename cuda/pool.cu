@@ -1,5 +1,5 @@
-// Pooling, one thread for V neighbouring channels of a result. Backward gathers what the windows over an element give
-// it, so that nothing is written twice and no atomics are needed.
+// Pooling, one thread for V neighbouring channels of a result. Backward gathers the gradients of all windows that
+// contain an element, so that each element is written once and no atomics are needed.
 #include "cuda/kernels.h"
 #include "cuda/launch.h"
 #include "cuda/pack.h"
@@ -62,7 +62,7 @@ struct MaxPool {
       for (int kx = larger(0, -left); kx < smaller(s.kw, s.w - left); kx++) {
         float v[V];
         load<V>(x + offset(o.n, top + ky, left + kx, o.c, s.h, s.w, s.c), v);
-        // The first element wins even if it is −∞; the last NaN wins.
+        // The first of equal maxima is chosen, even −∞; the last NaN is chosen before any number.
         for (int k = 0; k < V; k++)
           if (who[k] == nobody || v[k] > best[k] || v[k] != v[k]) best[k] = v[k], who[k] = ky * s.kw + kx;
       }
@@ -108,7 +108,7 @@ struct MaxPoolBackward {
 };
 
 // Windows that do not overlap: one thread for V channels of a window writes all elements under it. Those of the last
-// column and row also write the elements behind them, which no window holds.
+// column and row also write the elements after them, which are in no window.
 template <class T, int V>
 struct MaxPoolBackwardApart {
   Sizes s;

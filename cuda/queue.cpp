@@ -8,7 +8,7 @@
 namespace tandem::cuda {
 
 DeviceEvent::DeviceEvent(int device) : device_(device) {
-  CUDA_CHECK(cudaSetDevice(device_));  // a thread begins on device 0, and would wake it
+  CUDA_CHECK(cudaSetDevice(device_));  // a new thread uses device 0 and would initialise it
   CUDA_CHECK(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming));
 }
 
@@ -25,8 +25,8 @@ void* DeviceQueue::handle() {
   return stream_;
 }
 
-// In a recorded step the mark is a node of the graph, which makes it anew at each launch; a plain one would be an edge
-// of it.
+// In a recorded step the event is a node of the graph, which records it again at each launch; a plain event would
+// become an edge of the graph.
 void DeviceQueue::mark(Event& event) {
   handle();
   cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;

@@ -42,7 +42,7 @@ struct Larger {  // a NaN is larger than any number
 struct Sum : Plus {
   using Value = double;
 };
-// A reduction begins with: nothing.
+// The initial value of a reduction.
 __host__ __device__ inline double beginning(Sum) { return 0; }
 __host__ __device__ inline float beginning(Larger) { return -INFINITY; }
 
@@ -181,7 +181,7 @@ struct BiasRelu {
       unpack(row, v);
       for (int i = 0; i < V; i++) {
         if (f.bias) v[i] += bias[i];
-        if (f.relu && v[i] < 0) v[i] = 0;  // lets a NaN through
+        if (f.relu && v[i] < 0) v[i] = 0;  // keeps a NaN
       }
       store<V>(f.y + r * f.channels + c, v);
     }

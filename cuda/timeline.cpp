@@ -16,7 +16,7 @@ class StreamFollower final : public Follower {
   void enter(const char* name) override { nvtxRangePushA(name); }
   void leave() override { nvtxRangePop(); }
   void passed(const char* name) override { nvtxMarkA(name); }
-  // Spans end in destructors, where nothing may be thrown: a failure waits for times().
+  // Spans end in destructors, which must not throw: times() reports a failure.
   std::int64_t mark() override {
     if (used_ == events_.size()) {
       events_.push_back(nullptr);
@@ -25,8 +25,7 @@ class StreamFollower final : public Follower {
     if (failure_ == cudaSuccess) remember(cudaEventRecord(events_[used_], stream_));
     return std::int64_t(used_++);
   }
-  // The host learns when the device is at a place by waiting for it there: one more event, at which both clocks are
-  // read.
+  // The host waits for one more event and reads both clocks there, to relate the device's clock to its own.
   std::vector<std::int64_t> times(const std::function<std::int64_t()>& now) override {
     if (used_ == 0) return {};
     CUDA_CHECK(failure_, "an event for the trace");

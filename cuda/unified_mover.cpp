@@ -10,7 +10,7 @@ namespace tandem {
 namespace cuda {
 namespace {
 
-// CUDA 13 names a place by a structure, 12 by a device's number.
+// CUDA 13 specifies a location by a structure, CUDA 12 by a device number.
 #if CUDART_VERSION >= 13000
 cudaMemLocation host() { return {cudaMemLocationTypeHost, 0}; }
 cudaMemLocation on_device(int index) { return {cudaMemLocationTypeDevice, index}; }
@@ -25,43 +25,29 @@ cudaError_t prefetch(void* p, std::size_t bytes, int to, cudaStream_t s) {
 }
 #endif
 
-class UnifiedMover final : public QueueMover {
- public:
-  UnifiedMover(Backend& backend, std::size_t most) : QueueMover(backend, most), places_(backend.new_queue()) {
-    CUDA_CHECK(cudaGetDevice(&device_));
-  }
-  std::string description() const override { return "unified memory"; }
+// Allocates pages on the host by a prefetch on a separate stream, because the copies' streams may be part of a
+// recording.
+std::shared_ptr<void> managed_block(Queue& places, int device, std::size_t bytes) {
+  auto* stream = static_cast<cudaStream_t>(places.handle());
+  void* p = nullptr;
+  CUDA_CHECK(cudaMallocManaged(&p, bytes, cudaMemAttachGlobal), readable_bytes(double(bytes)), " of managed memory");
+  std::shared_ptr<void> block(p, [](void* q) { cudaFree(q); });
+  CUDA_CHECK(cudaMemAdvise(p, bytes, cudaMemAdviseSetPreferredLocation, host()));
+  CUDA_CHECK(cudaMemAdvise(p, bytes, cudaMemAdviseSetAccessedBy, on_device(device)));
+  CUDA_CHECK(prefetch(p, bytes, host(), stream), readable_bytes(double(bytes)), " of managed memory");
+  CUDA_CHECK(cudaStreamSynchronize(stream));
+  return block;
+}
 
- private:
-  // Pages are made on the host, by a prefetch on a stream of its own: the copies' streams may be part of a recording.
-  std::shared_ptr<void> take(std::size_t bytes) override {
-    auto* stream = static_cast<cudaStream_t>(places_->handle());
-    void* p = nullptr;
-    CUDA_CHECK(cudaMallocManaged(&p, bytes, cudaMemAttachGlobal), readable_bytes(double(bytes)), " of managed memory");
-    std::shared_ptr<void> block(p, [](void* q) { cudaFree(q); });
-    CUDA_CHECK(cudaMemAdvise(p, bytes, cudaMemAdviseSetPreferredLocation, host()));
-    CUDA_CHECK(cudaMemAdvise(p, bytes, cudaMemAdviseSetAccessedBy, on_device(device_)));
-    CUDA_CHECK(prefetch(p, bytes, host(), stream), readable_bytes(double(bytes)), " of managed memory");
-    CUDA_CHECK(cudaStreamSynchronize(stream));
-    return block;
-  }
-  void send_out(Queue& queue, void* room, const void* from, std::size_t bytes) override {
-    copy(queue, room, from, bytes);
-  }
-  void send_in(Queue& queue, void* to, const void* room, std::size_t bytes) override { copy(queue, to, room, bytes); }
-  static void copy(Queue& queue, void* to, const void* from, std::size_t bytes) {
-    CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, static_cast<cudaStream_t>(queue.handle())));
-  }
-
-  std::unique_ptr<Queue> places_;
-  int device_ = 0;
-};
+void copy(Queue& queue, void* to, const void* from, std::size_t bytes) {
+  CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, static_cast<cudaStream_t>(queue.handle())));
+}
 
 }  // namespace
 }  // namespace cuda
 
 std::unique_ptr<Mover> unified_mover(Backend& backend, std::size_t budget) {
-  backend.queue().handle();  // makes the device this thread's
+  backend.queue().handle();  // sets the device of this thread
   int device = 0, concurrent = 0;
   CUDA_CHECK(cudaGetDevice(&device));
   CUDA_CHECK(cudaDeviceGetAttribute(&concurrent, cudaDevAttrConcurrentManagedAccess, device));
@@ -77,7 +63,11 @@ std::unique_ptr<Mover> unified_mover(Backend& backend, std::size_t budget) {
            readable_bytes(double(total)),
            " is left, and managed memory beyond what is free can hang it: swap to pinned memory, or choose a "
            "smaller --memory-budget");
-  return std::make_unique<cuda::UnifiedMover>(backend, std::min(all - taken, available_memory() / 2));
+  const auto take = [places = std::shared_ptr<Queue>(backend.new_queue()), device](std::size_t bytes) {
+    return cuda::managed_block(*places, device, bytes);
+  };
+  return queue_mover(backend,
+                     {"unified memory", std::min(all - taken, available_memory() / 2), take, cuda::copy, cuda::copy});
 }
 
 }  // namespace tandem

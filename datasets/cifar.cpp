@@ -41,18 +41,17 @@ void interleave(const std::uint8_t* planes, std::uint8_t* __restrict pixels) {
 
 Pictures part(const std::string& name, const std::filesystem::path& folder, const std::vector<std::string>& files,
               std::int64_t count, const CifarLayout& layout, const std::vector<std::string>& classes,
-              const std::string& source) {
-  Pictures p;
-  p.name = name;
-  p.classes = int(classes.size());
-  p.class_names = classes;
-  std::int64_t n = count * std::int64_t(files.size());
-  p.images = host_tensor({n, side, side, 3}, DType::u8);
-  p.labels = host_tensor({n}, DType::i32);
+              const std::string& remedy) {
+  const std::int64_t n = count * std::int64_t(files.size());
+  Pictures p{.name = name,
+             .images = host_tensor({n, side, side, 3}, DType::u8),
+             .labels = host_tensor({n}, DType::i32),
+             .classes = int(classes.size()),
+             .class_names = classes};
   std::uint8_t* pixels = p.images.write<std::uint8_t>();
   std::int32_t* labels = p.labels.write<std::int32_t>();
   for (const std::string& file : files) {
-    read_cifar(*open_bytes(folder / file, source), layout, count, pixels, labels);
+    read_cifar(*open_bytes(folder / file, remedy), layout, count, pixels, labels);
     pixels += count * 3 * plane;
     labels += count;
   }
@@ -79,13 +78,11 @@ void read_cifar(ByteSource& file, const CifarLayout& layout, std::int64_t count,
 }
 
 Dataset cifar10(const std::filesystem::path& folder, std::int64_t pictures_per_file) {
-  const std::string source = "run " + download_command("cifar-10", folder);
-  const CifarLayout layout = CifarLayout::cifar10();
-  Dataset d{"cifar-10",
-            part("cifar-10 train", folder,
-                 {"data_batch_1.bin", "data_batch_2.bin", "data_batch_3.bin", "data_batch_4.bin", "data_batch_5.bin"},
-                 pictures_per_file, layout, ten, source),
-            part("cifar-10 test", folder, {"test_batch.bin"}, pictures_per_file, layout, ten, source)};
+  const std::string remedy = "run " + download_command("cifar-10", folder);
+  const std::vector<std::string> training = {"data_batch_1.bin", "data_batch_2.bin", "data_batch_3.bin",
+                                             "data_batch_4.bin", "data_batch_5.bin"};
+  Dataset d{"cifar-10", part("cifar-10 train", folder, training, pictures_per_file, {{10}}, ten, remedy),
+            part("cifar-10 test", folder, {"test_batch.bin"}, pictures_per_file, {{10}}, ten, remedy)};
   for (Pictures* p : {&d.train, &d.test}) {
     p->mean = {0.49139968f, 0.48215841f, 0.44653091f};  // of the 50 000 training pictures
     p->std = {0.24703223f, 0.24348513f, 0.26158784f};
@@ -94,12 +91,13 @@ Dataset cifar10(const std::filesystem::path& folder, std::int64_t pictures_per_f
 }
 
 Dataset cifar100(const std::filesystem::path& folder, CifarLabels labels, std::int64_t training, std::int64_t testing) {
-  const std::string source = "run " + download_command("cifar-100", folder);
-  const std::string name = labels == CifarLabels::fine ? "cifar-100" : "cifar-100-coarse";
-  const CifarLayout layout = CifarLayout::cifar100(labels);
-  const auto& classes = labels == CifarLabels::fine ? hundred : twenty;
-  Dataset d{name, part(name + " train", folder, {"train.bin"}, training, layout, classes, source),
-            part(name + " test", folder, {"test.bin"}, testing, layout, classes, source)};
+  const std::string remedy = "run " + download_command("cifar-100", folder);
+  const bool fine = labels == CifarLabels::fine;
+  const std::string name = fine ? "cifar-100" : "cifar-100-coarse";
+  const CifarLayout layout{{20, 100}, fine ? 1u : 0u};
+  const auto& classes = fine ? hundred : twenty;
+  Dataset d{name, part(name + " train", folder, {"train.bin"}, training, layout, classes, remedy),
+            part(name + " test", folder, {"test.bin"}, testing, layout, classes, remedy)};
   measure(d);
   return d;
 }

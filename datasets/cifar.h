@@ -16,13 +16,11 @@ enum class CifarLabels { fine, coarse };
 Dataset cifar100(const std::filesystem::path& folder, CifarLabels labels = CifarLabels::fine,
                  std::int64_t training = 50000, std::int64_t testing = 10000);
 
-// The layout of a record: before its 3072 pixels a record has labels, each below its bound; the label at index `used`
-// is the one that is read.
+// Before its 3072 pixels a record has labels, each below its bound ({10}, or {20, 100}); the label at index `used` is
+// the one that is read.
 struct CifarLayout {
-  std::vector<int> bounds;  // {10}; {20, 100}
+  std::vector<int> bounds;
   std::size_t used = 0;
-  static CifarLayout cifar10() { return {{10}, 0}; }
-  static CifarLayout cifar100(CifarLabels l) { return {{20, 100}, l == CifarLabels::fine ? 1u : 0u}; }
 };
 // Reads `count` records into u8 [count, 32, 32, 3] and i32 [count]; the file must end after them.
 void read_cifar(ByteSource& file, const CifarLayout& layout, std::int64_t count, std::uint8_t* pixels,

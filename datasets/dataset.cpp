@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <numeric>
 #include <sstream>
 #include <tuple>
@@ -19,69 +20,82 @@
 #include "datasets/synthetic.h"
 
 namespace tandem {
-
 namespace {
 
-struct Place {
-  const char *set, *folder, *file;
+namespace fs = std::filesystem;
+
+// ---- data sets by name ----------------------------------------------------------------------------------------------
+struct NamedSet {
+  std::string name;
+  std::function<Dataset(const fs::path& directory)> load;
 };
 
-// cifar10 and cifar-10 are one name.
-std::string official(const std::string& name) { return name.starts_with("cifar1") ? "cifar-" + name.substr(5) : name; }
+const std::vector<NamedSet>& named_sets() {
+  static const std::vector<NamedSet> sets = {
+      {"mnist", [](const fs::path& d) { return mnist(find_data("mnist", d)); }},
+      {"fashion-mnist", [](const fs::path& d) { return fashion_mnist(find_data("fashion-mnist", d)); }},
+      {"cifar-10", [](const fs::path& d) { return cifar10(find_data("cifar-10", d)); }},
+      {"cifar-100", [](const fs::path& d) { return cifar100(find_data("cifar-100", d)); }},
+      {"cifar-100-coarse", [](const fs::path& d) { return cifar100(find_data("cifar-100", d), CifarLabels::coarse); }},
+      {"synthetic-mnist", [](const fs::path&) { return synthetic({.name = "synthetic-mnist"}); }},
+      {"synthetic-fashion-mnist", [](const fs::path&) { return synthetic(SyntheticOptions::fashion_mnist()); }},
+      {"synthetic-cifar-10", [](const fs::path&) { return synthetic(SyntheticOptions::cifar10()); }}};
+  return sets;
+}
 
-constexpr Place places[] = {{"mnist", "mnist", "train-images-idx3-ubyte"},
-                            {"fashion-mnist", "fashion-mnist", "train-images-idx3-ubyte"},
-                            {"cifar-10", "cifar-10-batches-bin", "data_batch_1.bin"},
-                            {"cifar-100", "cifar-100-binary", "train.bin"}};
+const NamedSet* find_set(const std::string& name) {
+  for (const NamedSet& set : named_sets())
+    if (set.name == name) return &set;
+  return nullptr;
+}
 
-const Place& place_of(const std::string& name) {
-  for (const Place& p : places)
-    if (name == p.set) return p;
+// The official files of a set: the folder that the archive makes, and the first file in it.
+struct OfficialFiles {
+  const char *set, *folder, *file;
+};
+constexpr OfficialFiles official_files[] = {{"mnist", "mnist", "train-images-idx3-ubyte"},
+                                            {"fashion-mnist", "fashion-mnist", "train-images-idx3-ubyte"},
+                                            {"cifar-10", "cifar-10-batches-bin", "data_batch_1.bin"},
+                                            {"cifar-100", "cifar-100-binary", "train.bin"}};
+
+const OfficialFiles& files_of(const std::string& name) {
+  for (const OfficialFiles& files : official_files)
+    if (name == files.set) return files;
   refuse("no files belong to a data set called ", name, ": choose mnist, fashion-mnist, cifar-10 or cifar-100");
 }
 
 }  // namespace
 
-std::string dataset_names() { return "mnist fashion-mnist cifar-10 cifar-100 cifar-100-coarse"; }
+std::string dataset_names() {
+  std::string names;
+  for (const NamedSet& set : named_sets())
+    if (!set.name.starts_with("synthetic")) names += (names.empty() ? "" : " ") + set.name;
+  return names;
+}
 
-Dataset load_dataset(const std::string& given, const std::filesystem::path& directory, const FolderOptions& folder) {
-  const std::string name = official(given), drawn = "synthetic-mnist synthetic-fashion-mnist synthetic-cifar-10";
-  const bool known = (" " + dataset_names() + " " + drawn + " ").find(" " + name + " ") != std::string::npos;
-  if (directory == "synthetic" && !name.starts_with("synthetic")) {
-    if ((" " + drawn + " ").find(" synthetic-" + name + " ") == std::string::npos)
-      refuse("--data synthetic: there are no such pictures in place of ", given,
-             ", only of mnist, fashion-mnist and cifar-10");
-    return load_dataset("synthetic-" + name, {}, folder);
-  }
-  const std::filesystem::path path(given);
+Dataset load_dataset(const std::string& given, const fs::path& directory, const FolderOptions& folder) {
+  std::string name = given.starts_with("cifar1") ? "cifar-" + given.substr(5) : given;  // cifar10 is cifar-10
+  if (directory == "synthetic" && !name.starts_with("synthetic")) name = "synthetic-" + name;
+  const NamedSet* set = find_set(name);
   std::error_code ignored;
-  const bool is_folder = !known && std::filesystem::is_directory(path, ignored);
-  if ((folder.size || folder.skip_broken) && !is_folder && (known || std::filesystem::exists(path, ignored)))
+  const bool exists = !set && fs::exists(given, ignored), is_folder = exists && fs::is_directory(given, ignored);
+  if (!set && !exists)
+    refuse("there is no data set called ", name, ", and no such folder: choose one of ", dataset_names(),
+           ", synthetic-mnist, synthetic-fashion-mnist, synthetic-cifar-10, a folder of pictures or an .npy file");
+  if ((folder.size || folder.skip_broken) && !is_folder)
     refuse(given, ": is no folder of pictures, and only those have a use for ",
            folder.size ? "--size" : "--skip-broken");
-  if (!directory.empty() && !known && std::filesystem::exists(path, ignored))
-    refuse(given, ": is a path of its own: --data ", directory.string(), " has no use beside it");
-  if (name == "mnist") return mnist(find_data(name, directory));
-  if (name == "fashion-mnist") return fashion_mnist(find_data(name, directory));
-  if (name == "cifar-10") return cifar10(find_data(name, directory));
-  if (name == "cifar-100") return cifar100(find_data(name, directory));
-  if (name == "cifar-100-coarse") return cifar100(find_data("cifar-100", directory), CifarLabels::coarse);
-  if (name == "synthetic-mnist") return synthetic({.name = name});
-  if (name == "synthetic-fashion-mnist") return synthetic(SyntheticOptions::fashion_mnist());
-  if (name == "synthetic-cifar-10") return synthetic(SyntheticOptions::cifar10());
-  if (is_folder) return picture_folder(path, folder);
-  if (path.extension() == ".npy") return npy_dataset(path);
-  if (path.extension() == ".npz" && std::filesystem::exists(path, ignored)) refuse_npz(path);
-  if (std::filesystem::exists(path, ignored))
-    refuse(given, ": is a file: name the folder that holds a folder of pictures per class, or an .npy file");
-  refuse("there is no data set called ", given, ", and no such folder: choose one of ", dataset_names(), ", ", drawn,
-         ", a folder of pictures or an .npy file");
+  if (set) return set->load(directory);
+  if (!directory.empty()) refuse(given, ": is a path of its own: --data ", directory.string(), " has no use beside it");
+  if (is_folder) return picture_folder(given, folder);
+  if (fs::path(given).extension() == ".npy") return npy_dataset(given);
+  refuse(given, ": is a file: name the folder that holds a folder of pictures per class, or an .npy file");
 }
 
 std::map<std::string, std::string> description(const Pictures& p) {
   auto list = [](const auto& values, const char* between) {
     std::ostringstream text;
-    text.precision(9);  // enough to have the same float again
+    text.precision(9);  // enough to restore the same float
     for (std::size_t i = 0; i < values.size(); i++) text << (i ? between : "") << values[i];
     return text.str();
   };
@@ -91,28 +105,28 @@ std::map<std::string, std::string> description(const Pictures& p) {
           {"std", list(p.std, ",")}, {"channels", std::to_string(p.channels())}, {"side", std::to_string(p.height())}};
 }
 
-std::string download_command(const std::string& name, const std::filesystem::path& folder) {
+std::string download_command(const std::string& name, const fs::path& folder) {
   if (folder.filename() == "fashion-mnist-small") return "git checkout " + folder.string();  // it is committed
-  const std::filesystem::path root = folder.filename() == place_of(name).folder ? folder.parent_path() : folder;
+  const fs::path root = folder.filename() == files_of(name).folder ? folder.parent_path() : folder;
   return "datasets/get-data.sh " + name + " " + (root.empty() ? "." : root.string());
 }
 
 namespace {
 
-// The part of Fashion-MNIST that is committed: beside the program's folder, or in the working directory; else empty.
-std::filesystem::path small_set(const std::string& name) {
-  if (name != "fashion-mnist") return {};
+// The committed part of Fashion-MNIST, next to the program's folder or in the working directory; empty if it is not
+// there.
+fs::path small_set(const std::string& name) {
   std::error_code ignored;
-  const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe", ignored);
-  for (const std::filesystem::path& root : {program.parent_path().parent_path(), std::filesystem::path()}) {
-    const std::filesystem::path folder = root / "datasets" / "fashion-mnist-small";
-    if (std::filesystem::exists(folder / "train-images-idx3-ubyte.gz", ignored)) return folder;
+  const fs::path program = fs::read_symlink("/proc/self/exe", ignored);
+  for (const fs::path& root : {program.parent_path().parent_path(), fs::path()}) {
+    const fs::path folder = root / "datasets" / "fashion-mnist-small";
+    if (name == "fashion-mnist" && fs::exists(folder / "train-images-idx3-ubyte.gz", ignored)) return folder;
   }
   return {};
 }
 
-// By the first of several processes that a launcher started.
-void say_once(const std::string& text) {
+// Prints on the first of the processes that a launcher started.
+void print_once(const std::string& text) {
   for (const char* variable : {"RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"})
     if (const char* rank = std::getenv(variable); rank && std::string(rank) != "0") return;
   std::fprintf(stderr, "%s\n", text.c_str());
@@ -120,49 +134,39 @@ void say_once(const std::string& text) {
 
 }  // namespace
 
-std::filesystem::path find_data(const std::string& name, const std::filesystem::path& directory) {
-  const Place& place = place_of(name);
-
-  // A folder that was named is where the data are meant to be: looking elsewhere would train on other pictures unasked.
-  std::vector<std::filesystem::path> roots;
+fs::path find_data(const std::string& name, const fs::path& directory) {
+  const OfficialFiles& files = files_of(name);
   const char* variable = std::getenv("TANDEM_DATA");
-  if (!directory.empty()) {
-    roots.push_back(directory);
-  } else {
-    if (variable && *variable) roots.emplace_back(variable);
-    roots.emplace_back("data");
-  }
-  std::string searched, near;
-  for (const auto& root : roots) {
+  const bool in_environment = variable && *variable;
+  // If the user names a folder, only that is searched: data found elsewhere would be other pictures than meant.
+  std::vector<fs::path> roots = {directory};
+  if (directory.empty())
+    roots = in_environment ? std::vector<fs::path>{variable, "data"} : std::vector<fs::path>{"data"};
+  std::string searched;
+  for (const fs::path& root : roots) {
     // MNIST and Fashion-MNIST have the same file names: a folder named after another set holds that one.
-    bool another = false;
-    for (const Place& p : places) another |= root.filename() == p.folder && name != p.set;
-    for (const auto& folder : {root / place.folder, root}) {
+    const bool another = std::ranges::any_of(
+        official_files, [&](const OfficialFiles& f) { return root.filename() == f.folder && name != f.set; });
+    for (const fs::path& folder : {root / files.folder, root}) {
       if (another && folder == root) continue;
-      std::error_code why;  // set where a folder may not be looked into
-      if (std::filesystem::exists(folder / place.file, why) ||
-          std::filesystem::exists(folder / (std::string(place.file) + ".gz"), why))
-        return folder;
-      if (near.empty()) near = similar_file(folder / place.file).string();
-      if (!searched.empty()) searched += ", ";
-      searched += folder.string() + (why ? " (" + why.message() + ")" : "");
+      std::error_code why;  // set if the folder must not be read
+      for (const char* suffix : {"", ".gz"})
+        if (fs::exists(folder / (std::string(files.file) + suffix), why)) return folder;
+      searched += (searched.empty() ? "" : ", ") + folder.string() + (why ? " (" + why.message() + ")" : "");
     }
   }
-  if (!near.empty())
-    refuse(name, " (", place.file, ") was not found in ", searched, ", but ", near, ": give it the name ", place.file,
-           near.ends_with(".gz") ? ".gz" : "", ", and the others theirs");
-  const std::filesystem::path small = small_set(name);
-  if (directory.empty() && !small.empty()) {
-    say_once(name + " was not found in " + searched + ": these are its first pictures (" + small.string() +
-             "); datasets/get-data.sh " + name + " fetches all");
+  if (const fs::path small = small_set(name); directory.empty() && !small.empty()) {
+    print_once(name + " was not found in " + searched + ": these are its first pictures (" + small.string() +
+               "); datasets/get-data.sh " + name + " fetches all");
     return small;
   }
-  refuse(name, " (", place.file, ") was not found in ", searched,
-         !directory.empty() || (variable && *variable) ? "" : " (TANDEM_DATA is not set)",
-         ": run datasets/get-data.sh ", name, directory.empty() ? "" : " ", directory.string(),
+  refuse(name, " (", files.file, ") was not found in ", searched,
+         directory.empty() && !in_environment ? " (TANDEM_DATA is not set)" : "", ": run datasets/get-data.sh ", name,
+         directory.empty() ? "" : " ", directory.string(),
          ", or name the folder that has it with --data or TANDEM_DATA");
 }
 
+// ---- pictures -------------------------------------------------------------------------------------------------------
 Tensor host_tensor(const Shape& shape, DType dtype) {
   struct Home {
     std::unique_ptr<Backend> host = reference_backend(1);
@@ -239,7 +243,7 @@ void check(const Pictures& p) {
 
 void measure(Pictures& p) {
   std::int64_t pixels = p.count() * p.height() * p.width(), channels = p.channels();
-  std::vector<std::array<std::uint64_t, 256>> counts(channels);  // integers: exact, whatever the order
+  std::vector<std::array<std::uint64_t, 256>> counts(channels);  // integers are exact in any order
   const std::uint8_t* x = p.images.data<std::uint8_t>();
   for (std::int64_t i = 0; i < pixels; i++)
     for (std::int64_t c = 0; c < channels; c++) counts[c][*x++]++;
@@ -254,7 +258,7 @@ void measure(Pictures& p) {
     }
     double mean = sum / double(pixels), variance = squares / double(pixels) - mean * mean;
     p.mean[c] = float(mean);
-    if (variance > 1e-8) p.std[c] = float(std::sqrt(variance));  // a channel of one colour is only shifted
+    if (variance > 1e-8) p.std[c] = float(std::sqrt(variance));  // a constant channel is only shifted
   }
 }
 
@@ -264,45 +268,56 @@ void measure(Dataset& data) {
   data.test.std = data.train.std;
 }
 
-// The first steps of a Fisher-Yates shuffle draw `held_back` pictures without repetition.
-std::vector<char> draw_held_back(std::int64_t n, std::int64_t held_back, std::uint64_t seed) {
+// The first steps of a Fisher-Yates shuffle draw `held_back` different numbers.
+std::pair<std::vector<std::int32_t>, std::vector<std::int32_t>> hold_back(std::int64_t n, std::int64_t held_back,
+                                                                          std::uint64_t seed) {
   std::vector<std::int32_t> order(n);
   std::iota(order.begin(), order.end(), 0);
-  std::vector<char> held(n, 0);
   Philox random(seed, Stream::split);
   for (std::int64_t i = 0; i < held_back; i++) {
     std::int64_t j = i + std::int64_t((std::uint64_t{random.word(std::uint32_t(i))} * std::uint64_t(n - i)) >> 32);
     std::swap(order[i], order[j]);
-    held[order[i]] = 1;
   }
-  return held;
+  std::vector<std::int32_t> rest(order.begin() + held_back, order.end()),
+      held(order.begin(), order.begin() + held_back);
+  std::sort(rest.begin(), rest.end());
+  std::sort(held.begin(), held.end());
+  return {rest, held};
+}
+
+Tensor gather_rows(const Tensor& t, std::span<const std::int32_t> rows) {
+  Shape shape = t.shape();
+  shape[0] = std::int64_t(rows.size());
+  Tensor y = host_tensor(shape, t.dtype());
+  const std::size_t bytes = t.bytes() / std::size_t(t.size(0));
+  const auto* from = static_cast<const std::byte*>(t.raw());
+  auto* to = static_cast<std::byte*>(y.raw_write());
+  for (std::size_t i = 0; i < rows.size(); i++) std::memcpy(to + i * bytes, from + std::size_t(rows[i]) * bytes, bytes);
+  return y;
 }
 
 std::pair<Pictures, Pictures> split(const Pictures& p, std::int64_t held_back, std::uint64_t seed) {
-  std::int64_t n = p.count();
-  if (held_back < 0 || held_back >= n)
-    refuse(p.name, ": cannot hold back ", held_back, " of ", n, " pictures: use a smaller --val");
+  if (held_back < 0 || held_back >= p.count())
+    refuse(p.name, ": cannot hold back ", held_back, " of ", p.count(), " pictures: use a smaller --val");
   if (held_back == 0) return {p, {}};
-  const std::vector<char> held = draw_held_back(n, held_back, seed);
-  auto part = [&](char which, std::int64_t count, const char* suffix) {
+  auto part = [&](const std::vector<std::int32_t>& rows, const char* suffix) {
     Pictures q = p;
     q.name += suffix;
-    Shape shape = p.images.shape();
-    shape[0] = count;
-    q.images = host_tensor(shape, DType::u8);
-    q.labels = host_tensor({count}, DType::i32);
-    std::size_t size = p.height() * p.width() * p.channels();
-    auto* to = q.images.write<std::uint8_t>();
-    auto* label = q.labels.write<std::int32_t>();
-    for (std::int64_t i = 0; i < n; i++) {
-      if (held[i] != which) continue;
-      std::memcpy(to, p.images.data<std::uint8_t>() + i * size, size);
-      to += size;
-      *label++ = p.labels.data<std::int32_t>()[i];
-    }
+    q.images = gather_rows(p.images, rows);
+    q.labels = gather_rows(p.labels, rows);
     return q;
   };
-  return {part(0, n - held_back, ""), part(1, held_back, " held back")};
+  const auto [rest, held] = hold_back(p.count(), held_back, seed);
+  return {part(rest, ""), part(held, " held back")};
+}
+
+std::optional<int> class_without_pictures(const Pictures& p) {
+  const std::int32_t* labels = p.labels.data<std::int32_t>();
+  std::vector<bool> seen(std::size_t(p.classes), false);
+  for (std::int64_t i = 0; i < p.count(); i++) seen[std::size_t(labels[i])] = true;
+  const auto first = std::find(seen.begin(), seen.end(), false);
+  if (first == seen.end()) return {};
+  return int(first - seen.begin());
 }
 
 }  // namespace tandem

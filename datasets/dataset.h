@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -17,8 +18,8 @@ struct Pictures {
   Tensor images;     // u8 [N, H, W, C] in host memory
   Tensor labels;     // i32 [N], 0 … classes − 1, in host memory
   int classes = 0;
-  std::vector<std::string> class_names;  // one per class, or none
-  std::vector<float> mean, std;          // per channel, of the training pictures, with the bytes 0 … 255 as 0 … 1
+  std::vector<std::string> class_names = {};  // one per class, or none
+  std::vector<float> mean = {}, std = {};  // per channel, of the training pictures, with the bytes 0 … 255 as 0 … 1
 
   std::int64_t count() const { return images.defined() ? images.size(0) : 0; }
   std::int64_t height() const { return images.size(1); }
@@ -71,16 +72,21 @@ std::filesystem::path find_data(const std::string& name, const std::filesystem::
 // The command that downloads the files of a set to where they were found: "datasets/get-data.sh fashion-mnist data".
 std::string download_command(const std::string& name, const std::filesystem::path& folder);
 
-// The user's own pictures: u8, row-major [N, H, W, C] with 1 to 4 channels; they are copied. Mean and standard
-// std are measured.
+// The user's own pictures: u8, row-major [N, H, W, C] with 1 to 4 channels; they are copied. Mean and std are
+// measured.
 Pictures in_memory(std::string name, std::span<const std::uint8_t> images, const Shape& shape,
                    std::span<const std::int32_t> labels, int classes);
 
-// Holds back `held_back` pictures (0: none), for validation: returns {the rest, the held-back}, copied, each in the
-// original order. The choice depends only on the seed and the number of pictures, so two runs validate on the same
-// pictures.
-std::vector<char> draw_held_back(std::int64_t count, std::int64_t held_back, std::uint64_t seed);  // 1: held back
+// Divides the numbers below `count` into {the rest, `held_back` of them}, each in ascending order. The choice depends
+// only on the arguments, so two runs validate on the same pictures.
+std::pair<std::vector<std::int32_t>, std::vector<std::int32_t>> hold_back(std::int64_t count, std::int64_t held_back,
+                                                                          std::uint64_t seed);
+// Holds back `held_back` pictures (0: none), for validation: returns {the rest, the held-back}, copied.
 std::pair<Pictures, Pictures> split(const Pictures& pictures, std::int64_t held_back, std::uint64_t seed);
+// These rows of a tensor in host memory, copied.
+Tensor gather_rows(const Tensor& t, std::span<const std::int32_t> rows);
+// The first class that no picture has; none: each has one.
+std::optional<int> class_without_pictures(const Pictures& pictures);
 
 // Throws when shapes, types, label range, mean or standard deviation are not consistent. The loader calls it.
 void check(const Pictures& pictures);

@@ -1,4 +1,4 @@
-#include "datasets/gzip.h"
+#include "datasets/bytes.h"
 
 #include <zlib.h>
 
@@ -11,13 +11,13 @@ namespace {
 class Gunzip : public ByteSource {
  public:
   explicit Gunzip(std::unique_ptr<ByteSource> compressed)
-      : ByteSource(compressed->path(), compressed->advice()),
+      : ByteSource(compressed->path(), compressed->remedy()),
         compressed_(std::move(compressed)),
         input_(std::min<std::uint64_t>(compressed_->at_most() + 1, 1 << 18)) {
     if (inflateInit2(&z_, 15 + 16) != Z_OK) fail("zlib could not start: ", z_.msg ? z_.msg : "out of memory");
   }
   ~Gunzip() override { inflateEnd(&z_); }
-  std::uint64_t at_most() const override { return 1032 * compressed_->at_most(); }  // deflate never does better
+  std::uint64_t at_most() const override { return 1032 * compressed_->at_most(); }  // deflate's largest ratio
 
   std::size_t read_some(void* to, std::size_t bytes) override {
     z_.next_out = static_cast<Bytef*>(to);
@@ -36,7 +36,7 @@ class Gunzip : public ByteSource {
   }
 
  protected:
-  // The read of one byte before this one has made zlib see the checksum, unless the file ends before it.
+  // expect_end() has tried to read one more byte, so zlib has verified the checksum unless the file ends before it.
   void check_end() override {
     if (!ended_) reject("ends before its checksum, after ", compressed_->at_most(), " compressed bytes");
     if (fill()) reject("has bytes after the end of its compressed data");

@@ -1,5 +1,5 @@
 // Linked where there is no zlib.
-#include "datasets/gzip.h"
+#include "datasets/bytes.h"
 
 namespace tandem {
 

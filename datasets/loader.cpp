@@ -21,9 +21,16 @@ std::vector<std::int32_t> shuffled(std::int64_t n, std::uint64_t seed, std::int6
   return order;
 }
 
+std::vector<std::int32_t> epoch_order(std::int64_t n, bool shuffle, std::uint64_t seed, std::int64_t epoch) {
+  if (shuffle) return shuffled(n, seed, epoch);
+  std::vector<std::int32_t> order(n);
+  std::iota(order.begin(), order.end(), 0);
+  return order;
+}
+
 Cut::Cut(std::int64_t pictures, std::int64_t batch, int world, bool drop_last)
     : pictures_(pictures), batch_(batch), world_(world) {
-  // It may lack world − 1 pictures, and lends no more than batch − world
+  // The last batch may lack world − 1 pictures; the one before can give up at most batch − world
   bool left_out = drop_last || batch < 2 * world - 1;
   batches = left_out ? pictures / batch : (pictures + batch - 1) / batch;
   if (pictures < world) batches = 0;
@@ -53,26 +60,39 @@ double draw_share(double alpha, std::uint64_t seed, std::uint32_t epoch, std::ui
 }
 
 // ---- the loader -----------------------------------------------------------------------------------------------------
+BatchWork batch_work(const Pictures& p, const Tensor& images, const Tensor& labels, const LoaderOptions& options) {
+  BatchWork work{.pictures = images.data<std::uint8_t>(),
+                 .labels = labels.data<std::int32_t>(),
+                 .height = p.height(),
+                 .width = p.width(),
+                 .channels = p.channels(),
+                 .augment = options.augment,
+                 .seed = options.seed};
+  for (std::int64_t c = 0; c < work.channels; c++) {
+    work.mean[c] = 255 * p.mean[c];
+    work.inverse[c] = 1 / (255 * p.std[c]);
+  }
+  return work;
+}
+
 Loader::Loader(const Pictures& pictures, LoaderOptions options, Backend& backend)
     : pictures_(pictures), options_(std::move(options)), backend_(backend), cut_(1, 1, 1, false) {
   check(pictures_);
   const LoaderOptions& o = options_;
   const std::string who = "loader of " + pictures_.name;
+  const std::int64_t side = std::min(pictures_.height(), pictures_.width());
   require(o.batch > 0 && o.batch_per_rank >= 0, who, ": a batch of ", std::min(o.batch, o.batch_per_rank), " pictures");
   require(o.prefetch >= 0 && o.prefetch <= 64, who, ": prefetch is ", o.prefetch, ", expected 0 to 64");
-  require(o.dtype == DType::f32 || o.dtype == DType::bf16 || o.dtype == DType::f16 || o.dtype == DType::f64, who,
-          ": batches of ", name_of(o.dtype), ", expected f32, bf16 or f16");
+  require(o.dtype != DType::u8 && o.dtype != DType::i32, who, ": batches of ", name_of(o.dtype),
+          ", expected f32, bf16 or f16");
   require(backend.supports(o.dtype), who, ": the ", backend.name(), " backend has no ", name_of(o.dtype),
           " on this machine: use f32");
-  require(o.augment.pad_crop >= 0 && o.augment.pad_crop < std::min(pictures_.height(), pictures_.width()), who,
-          ": cropping after padding by ", o.augment.pad_crop, " pixels, expected less than the picture's ",
-          std::min(pictures_.height(), pictures_.width()));
-  if (const auto side = std::min(pictures_.height(), pictures_.width());
-      o.augment.cutout < 0 || o.augment.cutout > side)
+  require(o.augment.pad_crop >= 0 && o.augment.pad_crop < side, who, ": cropping after padding by ", o.augment.pad_crop,
+          " pixels, expected less than the picture's ", side);
+  if (o.augment.cutout < 0 || o.augment.cutout > side)
     refuse(who, ": a cutout of ", o.augment.cutout, " pixels, expected at most the picture's ", side);
   require(o.mixup >= 0 && o.mixup <= 4, who, ": mixup's alpha is ", o.mixup, ", expected 0 to 4");
-  bool device = backend.on_device();
-  if (device) {
+  if (backend.on_device()) {
     options_.prefetch = 0;
     MemoryUse use(Use::data);
     images_ = pictures_.images.to(backend);
@@ -82,6 +102,7 @@ Loader::Loader(const Pictures& pictures, LoaderOptions options, Backend& backend
     images_ = pictures_.images;
     labels_ = pictures_.labels;
   }
+  work_ = batch_work(pictures_, images_, labels_, options_);
   share(o.rank, o.world);
 }
 
@@ -106,7 +127,7 @@ void Loader::share(int rank, int world) {
   epoch_ = -1;
   order_.clear();
   memory_.clear();
-  if (backend_.on_device()) take_memory();  // for good: a recorded step reads its batch there
+  if (backend_.on_device()) take_memory();  // kept permanently: a recorded step reads its batch there
 }
 
 Loader::~Loader() { halt(); }
@@ -134,19 +155,11 @@ void Loader::rest() {
   ring_.clear();
 }
 
-void Loader::order_epoch(std::vector<std::int32_t>& order, std::int64_t epoch) const {
-  if (options_.shuffle) {
-    order = shuffled(pictures_.count(), options_.seed, epoch);
-  } else {
-    order.resize(pictures_.count());
-    std::iota(order.begin(), order.end(), 0);
-  }
-}
-
-// `order` points to the batch's first picture; `out` becomes the used part of `memory`.
-void Loader::fill(Batch& out, const Batch& memory, const std::int32_t* order, std::int64_t epoch, std::int64_t index,
-                  int threads) {
+// `order` points to the batch's first picture. The batch is the used part of `memory`.
+Batch Loader::fill(const Batch& memory, const std::int32_t* order, std::int64_t epoch, std::int64_t index,
+                   int threads) {
   Span span("make batch", "op", nullptr, index);
+  Batch out;
   auto [first, last] = cut_.share(index, options_.rank);
   std::int64_t b = last - first;
   out.images = memory.images.slice(0, b);
@@ -156,20 +169,9 @@ void Loader::fill(Batch& out, const Batch& memory, const std::int32_t* order, st
   out.epoch = epoch;
   out.global = cut_.begin(index + 1) - cut_.begin(index);
 
-  BatchWork work;
-  work.pictures = images_.data<std::uint8_t>();
-  work.labels = labels_.data<std::int32_t>();
+  BatchWork work = work_;
   work.order = order;
-  work.height = pictures_.height();
-  work.width = pictures_.width();
-  work.channels = pictures_.channels();
-  work.augment = options_.augment;
-  work.seed = options_.seed;
   work.epoch = std::uint32_t(epoch);
-  for (std::int64_t c = 0; c < work.channels; c++) {
-    work.mean[c] = 255 * pictures_.mean[c];
-    work.inverse[c] = 1 / (255 * pictures_.std[c]);
-  }
   make_batch(backend_, work, out, threads);
   if (options_.mixup > 0) {
     out.share = draw_share(options_.mixup, options_.seed, std::uint32_t(epoch), std::uint32_t(index));
@@ -177,6 +179,7 @@ void Loader::fill(Batch& out, const Batch& memory, const std::int32_t* order, st
     mix_pairs(backend_, out);
   }
   if (options_.transform) options_.transform(out);
+  return out;
 }
 
 void Loader::start(std::int64_t epoch, std::int64_t first) {
@@ -184,14 +187,15 @@ void Loader::start(std::int64_t epoch, std::int64_t first) {
           ": cannot start epoch ", epoch, " at batch ", first, " of ", cut_.batches);
   halt();
   if (memory_.empty()) take_memory();
-  if (epoch != epoch_ || order_.empty()) order_epoch(order_, epoch);
+  if (epoch != epoch_ || order_.empty())
+    order_ = epoch_order(pictures_.count(), options_.shuffle, options_.seed, epoch);
   order_pointer_ = order_.data();
   if (backend_.on_device()) {
     backend_.upload(device_order_.raw_write(), order_.data(), device_order_.bytes());
     order_pointer_ = device_order_.data<std::int32_t>();
   }
   epoch_ = epoch;
-  made_ = given_ = released_ = first;
+  made_ = given_ = first;
   error_ = nullptr;
   stop_ = false;
   if (options_.prefetch > 0) {
@@ -208,20 +212,21 @@ void Loader::halt() {
     stop_ = true;
   }
   moved_.notify_all();
-  thread_.join();  // it finishes the batch it is at
+  thread_.join();  // the thread finishes its current batch
 }
 
 void Loader::work_ahead(std::int64_t first, Trace* trace) {
   OnLane on(trace, "loader of " + pictures_.name);
-  std::int64_t slots = std::int64_t(ring_.size());
+  const std::size_t slots = memory_.size();
   try {
     for (std::int64_t k = first; k < cut_.batches; k++) {
       {
         std::unique_lock lock(mutex_);
-        moved_.wait(lock, [&] { return stop_ || k - released_ < slots; });
+        moved_.wait(lock, [&] { return stop_ || k < given_ + options_.prefetch; });
         if (stop_) return;
       }
-      fill(ring_[k % slots], memory_[k % slots], order_pointer_ + cut_.share(k, options_.rank).first, epoch_, k, 1);
+      const std::size_t slot = std::size_t(k) % slots;
+      ring_[slot] = fill(memory_[slot], order_pointer_ + cut_.share(k, options_.rank).first, epoch_, k, 1);
       std::lock_guard lock(mutex_);
       made_ = k + 1;
       moved_.notify_all();
@@ -235,26 +240,21 @@ void Loader::work_ahead(std::int64_t first, Trace* trace) {
 
 bool Loader::next(Batch& batch) {
   require(epoch_ >= 0, "loader of ", pictures_.name, ": call start(epoch) before next()");
-  std::int64_t slots = std::int64_t(ring_.size());
+  if (given_ == cut_.batches) return false;
   if (options_.prefetch == 0) {
-    released_ = given_;
-    if (given_ == cut_.batches) return false;
-    fill(ring_[0], memory_[0], order_pointer_ + cut_.share(given_, options_.rank).first, epoch_, given_,
-         backend_.on_device() ? 0 : backend_.threads());
-    batch = ring_[0];
-    made_ = ++given_;
+    batch = fill(memory_[0], order_pointer_ + cut_.share(given_, options_.rank).first, epoch_, given_,
+                 backend_.on_device() ? 0 : backend_.threads());
+    given_++;
     return true;
   }
   Span span("wait for a batch", "wait", nullptr, given_);
   std::unique_lock lock(mutex_);
-  released_ = given_;
-  moved_.notify_all();
-  if (given_ == cut_.batches) return false;
   bool arrived = moved_.wait_for(lock, std::chrono::seconds(300), [&] { return made_ > given_ || error_; });
   require(arrived, "loader of ", pictures_.name, ": no batch came for 300 s, at batch ", given_, " of epoch ", epoch_,
           ": is the transform stuck?");
   if (made_ == given_) std::rethrow_exception(error_);
-  batch = ring_[given_++ % slots];
+  batch = ring_[std::size_t(given_++) % ring_.size()];
+  moved_.notify_all();
   return true;
 }
 
@@ -275,7 +275,7 @@ Batch Loader::make(std::int64_t epoch, std::int64_t index) {
     if (made.epoch == epoch && made.index == index) return made;
   }
   Batch made = make_here(epoch, index);
-  // A memory budget counts the one made ahead from the first on
+  // A memory budget includes the batch that is made ahead from the first call on
   if (options_.prefetch > 0 && !std::exchange(made_one_, true)) allocate();
   return made;
 }
@@ -283,18 +283,19 @@ Batch Loader::make(std::int64_t epoch, std::int64_t index) {
 Batch Loader::make_here(std::int64_t epoch, std::int64_t index) {
   require(epoch >= 0 && epoch <= UINT32_MAX && index >= 0 && index < cut_.batches, "loader of ", pictures_.name,
           ": there is no batch ", index, " in epoch ", epoch, ", which has ", cut_.batches);
-  if (epoch != epoch_ && epoch != made_epoch_) order_epoch(made_order_, epoch), made_epoch_ = epoch;
+  if (epoch != epoch_ && epoch != made_epoch_) {
+    made_order_ = epoch_order(pictures_.count(), options_.shuffle, options_.seed, epoch);
+    made_epoch_ = epoch;
+  }
   auto [first, last] = cut_.share(index, options_.rank);
   const std::int32_t* order = (epoch == epoch_ ? order_ : made_order_).data() + first;
-  Tensor device;  // given back to the stream's allocator at once, after the kernel that reads it
+  Tensor device;  // freed after the kernel that reads it is queued
   if (backend_.on_device()) {
     device = Tensor(backend_, {last - first}, DType::i32);
     backend_.upload(device.raw_write(), order, device.bytes());
     order = device.data<std::int32_t>();
   }
-  Batch out;
-  fill(out, allocate(), order, epoch, index, backend_.on_device() ? 0 : 1);
-  return out;
+  return fill(allocate(), order, epoch, index, backend_.on_device() ? 0 : 1);
 }
 
 }  // namespace tandem

@@ -67,6 +67,7 @@ struct Cut {
 
 // The order of n pictures in an epoch: the same for every rank.
 std::vector<std::int32_t> shuffled(std::int64_t n, std::uint64_t seed, std::int64_t epoch);
+std::vector<std::int32_t> epoch_order(std::int64_t n, bool shuffle, std::uint64_t seed, std::int64_t epoch);
 
 // The crop of a padded picture: output (y, x) is input (y + dy, x' + dx), where x' is x or, if the picture is mirrored,
 // w − 1 − x.
@@ -113,6 +114,9 @@ struct BatchWork {
   std::uint32_t epoch = 0;
   float mean[4] = {}, inverse[4] = {};  // y = (byte − mean) · inverse
 };
+// For pictures whose bytes and labels are in the backend's memory; order and epoch are the caller's to set.
+BatchWork batch_work(const Pictures& pictures, const Tensor& images, const Tensor& labels,
+                     const LoaderOptions& options);
 // Makes the batch with host threads, a picture at a time, or, if threads = 0, with launch(), a pixel at a time, as on a
 // device. Both give the same bits.
 void make_batch(Backend& backend, const BatchWork& work, Batch& batch, int threads);
@@ -153,11 +157,9 @@ class Loader final : public BatchSource {
   void halt();
   Batch make_here(std::int64_t epoch, std::int64_t index);
   void work_ahead(std::int64_t first, Trace* trace);
-  void order_epoch(std::vector<std::int32_t>& order, std::int64_t epoch) const;
   Batch allocate() const;
   void take_memory();
-  void fill(Batch& out, const Batch& memory, const std::int32_t* order, std::int64_t epoch, std::int64_t index,
-            int threads);
+  Batch fill(const Batch& memory, const std::int32_t* order, std::int64_t epoch, std::int64_t index, int threads);
 
   Pictures pictures_;
   LoaderOptions options_;
@@ -165,7 +167,8 @@ class Loader final : public BatchSource {
   Cut cut_;
   std::int64_t most_ = 0;   // largest number of pictures in this rank's share of a batch
   Tensor images_, labels_;  // that make_batch reads: those of pictures_, or copies on the device
-  Tensor device_order_;     // i32 [N], on a device only
+  BatchWork work_;
+  Tensor device_order_;  // i32 [N], on a device only
   std::vector<std::int32_t> order_;
   const std::int32_t* order_pointer_ = nullptr;
   std::int64_t epoch_ = -1;
@@ -174,9 +177,9 @@ class Loader final : public BatchSource {
   bool made_one_ = false;             // make() was called
   std::vector<Batch> memory_, ring_;  // batch k is made in memory_[k % size]; ring_ has the finished batches
 
-  // Batches [released_, given_) belong to the caller, [given_, made_) are ready. While a thread runs, the mutex guards
-  // these numbers, stop_ and error_.
-  std::int64_t made_ = 0, given_ = 0, released_ = 0;
+  // Batch given_ − 1 belongs to the caller, [given_, made_) are ready. While a thread runs, the mutex guards these
+  // numbers, stop_ and error_.
+  std::int64_t made_ = 0, given_ = 0;
   bool stop_ = false;
   std::exception_ptr error_;
   std::mutex mutex_;

@@ -14,10 +14,10 @@ struct MakeBatch : BatchWork {
   T* y;
   std::int32_t *y_labels, *samples;
 
-  // A difference and a product: no compiler fuses them into one rounding, so every machine gives the same bits.
+  // A difference and a product cannot be fused into one rounding, so every machine gives the same bits.
   TANDEM_HD T normalise(std::uint8_t v, std::int64_t c) const { return T((float(v) - mean[c]) * inverse[c]); }
 
-  // One pixel of the batch: what a device thread does.
+  // One pixel of the batch: the work of a device thread.
   TANDEM_HD void operator()(std::int64_t i) const {
     std::int64_t p = i / (height * width), row = i / width % height, column = i % width;
     std::int32_t sample = order[p];
@@ -35,8 +35,8 @@ struct MakeBatch : BatchWork {
     }
   }
 
-  // One picture of the batch: what a host thread does. The crop is drawn once, rows are moved as bytes, and the bytes,
-  // still in the first cache, converted in one loop without branches.
+  // One picture of the batch: the work of a host thread. The crop is drawn once, rows are copied as bytes, and the
+  // bytes, still in the L1 cache, are converted in one loop without branches.
   void picture(std::int64_t p, std::uint8_t* scratch) const {
     std::int32_t sample = order[p];
     std::int64_t numel = height * width * channels;
@@ -62,30 +62,18 @@ struct MakeBatch : BatchWork {
   void cut_out(const std::uint8_t* x, Crop crop, std::uint8_t* out) const {
     // Columns [begin, end) of the output, before mirroring, lie inside the picture; the rest is black, or its
     // reflection.
-    std::int64_t begin = std::max<std::int64_t>(0, -crop.dx), end = std::min(width, width - crop.dx);
+    const std::int64_t begin = std::max<std::int64_t>(0, -crop.dx), end = std::min(width, width - crop.dx);
+    const std::int64_t left = crop.flip ? width - end : begin, inside = end - begin;
     for (std::int64_t row = 0; row < height; row++, out += width * channels) {
-      std::int64_t from_row = row + crop.dy;
-      if (augment.reflect) {
-        from_row = reflected(from_row, height);
-      } else if (from_row < 0 || from_row >= height) {
+      const std::int64_t from_row = augment.reflect ? reflected(row + crop.dy, height) : row + crop.dy;
+      if (from_row < 0 || from_row >= height) {
         std::memset(out, 0, width * channels);
         continue;
       }
-      const std::uint8_t* from = x + (from_row * width + begin + crop.dx) * channels;
-      std::int64_t left = crop.flip ? width - end : begin, inside = end - begin;
-      if (augment.reflect) {
-        const std::uint8_t* line = x + from_row * width * channels;
-        for (std::int64_t column = 0; column < width; column++) {
-          if (column == left) column += inside;
-          if (column < width)
-            std::memcpy(out + column * channels,
-                        line + reflected((crop.flip ? width - 1 - column : column) + crop.dx, width) * channels,
-                        channels);
-        }
-      } else {
-        std::memset(out, 0, left * channels);
-        std::memset(out + (left + inside) * channels, 0, (width - left - inside) * channels);
-      }
+      const std::uint8_t* line = x + from_row * width * channels;
+      border(line, crop, 0, left, out);
+      border(line, crop, left + inside, width, out);
+      const std::uint8_t* from = line + (begin + crop.dx) * channels;
       std::uint8_t* to = out + left * channels;
       if (!crop.flip)
         std::memcpy(to, from, inside * channels);
@@ -97,6 +85,18 @@ struct MakeBatch : BatchWork {
         mirror<2>(from, inside, to);
       else
         mirror<4>(from, inside, to);
+    }
+  }
+
+  // Columns [first, last) of a row of the output, which lie outside the picture.
+  void border(const std::uint8_t* line, Crop crop, std::int64_t first, std::int64_t last, std::uint8_t* out) const {
+    if (!augment.reflect) {
+      std::memset(out + first * channels, 0, (last - first) * channels);
+      return;
+    }
+    for (std::int64_t column = first; column < last; column++) {
+      const std::int64_t from = reflected((crop.flip ? width - 1 - column : column) + crop.dx, width);
+      std::memcpy(out + column * channels, line + from * channels, channels);
     }
   }
 
@@ -116,7 +116,7 @@ struct MakeBatch : BatchWork {
       s[k] = inverse[k % channels];
     }
     std::int64_t i = 0;
-    // No omp simd here: it gives every lane a bf16 of its own, in memory, and g++ 12 then leaves the loop scalar.
+    // No omp simd here: it makes a bf16 variable per lane in memory, and g++ 12 then does not vectorise the loop.
     for (; i + block <= numel; i += block)
       for (int k = 0; k < block; k++) to[i + k] = T((float(x[i + k]) - m[k]) * s[k]);
     for (; i < numel; i++) to[i] = normalise(x[i], i % channels);

@@ -31,8 +31,7 @@ struct Painter {
     Philox random(o.seed, Stream::synthetic, part, sample);
     Words a = random.block(0), b = random.block(1), c = random.block(2);
     int label = int(sample % 10);
-    // Slope 0, 22.5 … 90 degrees, give or take 5, to either side; a stripe and a gap are 4 or 7 pixels, give or take a
-    // tenth.
+    // Slope 0, 22.5 … 90 degrees ± 5, to either side; a stripe and a gap are 4 or 7 pixels ± 10 %.
     double degrees = 22.5 * (label % 5) + 10 * uniform(a.w[0]) - 5, sign = a.w[1] >> 31 ? 1 : -1;
     double period = (label < 5 ? 4.0 : 7.0) * (0.9 + 0.2 * uniform(a.w[2])), angle = degrees * std::numbers::pi / 180;
     std::uint32_t step_x = phase_step(sign * std::sin(angle) / period), step_y = phase_step(std::cos(angle) / period);
@@ -56,7 +55,7 @@ struct Painter {
         for (std::int64_t k = 0; k < o.channels; k++) waves[j++] = sine[phase >> 24];
       const std::int16_t *m = middles.data(), *h = contrasts.data(), *w = waves.data();
 #pragma omp simd
-      for (std::int64_t j = 0; j < row; j++) {  // everything fits 16 bits: twice as many at a time as in int
+      for (std::int64_t j = 0; j < row; j++) {  // 16-bit arithmetic processes twice as many elements at a time as int
         std::int16_t wave = std::int16_t(h[j] * w[j]), speck = std::int16_t((bytes[j] - 128) * loudness);
         std::int16_t v = std::int16_t(m[j] + (wave >> 7) + (speck >> 7));
         pixels[j] = std::uint8_t(v < 0 ? 0 : v > 255 ? 255 : v);

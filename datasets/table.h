@@ -4,8 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "core/backend.h"
-#include "core/batch.h"
+#include "datasets/loader.h"
 
 namespace tandem {
 
@@ -30,8 +29,7 @@ std::pair<Table, Table> split(const Table& table, std::int64_t held_back, std::u
 void standardise(Table& table, const std::vector<Table*>& others = {});
 
 struct TableOptions {
-  std::int64_t batch = 128;         // rows in a batch, of which each rank has its share
-  std::int64_t batch_per_rank = 0;  // above 0: rows for each rank, instead of batch
+  std::int64_t batch = 128;  // rows in a batch, of which each rank has its share
   bool shuffle = true;
   std::uint64_t seed = 0;
 };
@@ -42,8 +40,7 @@ class TableLoader final : public BatchSource {
  public:
   TableLoader(const Table& table, const TableOptions& options, Backend& backend);
   void share(int rank, int world) override;
-  bool grows_with_ranks() const override { return options_.batch_per_rank > 0; }
-  std::int64_t batches_per_epoch() const override { return batches_; }
+  std::int64_t batches_per_epoch() const override { return cut_.batches; }
   std::int64_t pictures_per_epoch() const override { return table_.rows(); }
   void start(std::int64_t epoch, std::int64_t first = 0) override { epoch_ = epoch, next_ = first; }
   bool next(Batch& batch) override;
@@ -54,8 +51,9 @@ class TableLoader final : public BatchSource {
   Table table_;
   TableOptions options_;
   Backend& backend_;
-  int rank_ = 0, world_ = 1;
-  std::int64_t batches_ = 0, epoch_ = 0, next_ = 0;
+  int rank_ = 0;
+  Cut cut_{1, 1, 1, false};
+  std::int64_t epoch_ = 0, next_ = 0;
   std::vector<std::int32_t> order_;  // of the epoch order_epoch_
   std::int64_t order_epoch_ = -1;
 };

@@ -5,9 +5,10 @@
 //   build/airbench --data synthetic --val 49000 --batch 100 --epochs 2        a small run, on any CPU
 #include "examples/airbench.h"
 
-#include <chrono>
 #include <cstdio>
 
+#include "core/clock.h"
+#include "core/text.h"
 #include "layers/train/step_graph.h"
 #include "tandem.h"
 
@@ -46,12 +47,11 @@ class Attempt {
   Result run(const Pictures& pictures, const Looks& looks, std::int64_t most, bool speaks) {
     // A hundredth less than the epochs asked for: 9.9 of 10.
     const auto total = std::int64_t(std::ceil(0.99 * double(o_.fit.epochs * loader_.batches_per_epoch())));
-    using Clock = std::chrono::steady_clock;
     Result run;
     auto begin = Clock::now();
     auto pause = [&](const std::string& where) {
       backend_.synchronize();
-      run.seconds += std::chrono::duration<double>(Clock::now() - begin).count();
+      run.seconds += seconds_since(begin);
       if (optimizer_.read_state().not_finite == 1) fail(where, ": the loss or its gradient is not finite");
     };
     const ParameterRange& whiten = flat_.parameter_range("whiten.weight");
@@ -112,9 +112,8 @@ int main(int argc, char** argv) {
   return run_program(argc, argv, [&] {
     int runs = 1;
     auto whole = [&](const std::string& v) {
-      if (v.empty() || v.size() > 4 || v.find_first_not_of("0123456789") != std::string::npos ||
-          (runs = std::stoi(v)) < 1)
-        refuse("--runs ", v, ": expected a whole number from 1 to 9999");
+      runs = parsed<int>(v).value_or(0);
+      if (runs < 1 || runs > 9999) refuse("--runs ", v, ": expected a whole number from 1 to 9999");
     };
     const Options o =
         parse_options(argc, argv, "CIFAR-10 to 94 % in seconds (airbench94's recipe).",

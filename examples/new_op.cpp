@@ -12,15 +12,8 @@ using namespace tandem;
 
 struct Softsign {
   static constexpr auto name = "softsign";
-  static constexpr From from = From::x;  // df is computed from x, not from the result
-  template <class A>
-  TANDEM_HD A f(A x) const {
-    return x / (1 + std::fabs(x));
-  }
-  template <class A>
-  TANDEM_HD A df(A g, A x) const {
-    return g / ((1 + std::fabs(x)) * (1 + std::fabs(x)));
-  }
+  TANDEM_HD auto f(auto x) const { return x / (1 + std::fabs(x)); }
+  TANDEM_HD auto df(auto g, auto x) const { return g / ((1 + std::fabs(x)) * (1 + std::fabs(x))); }
 };
 Variable softsign(const Variable& x) { return elementwise(Softsign{}, x); }
 

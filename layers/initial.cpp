@@ -12,7 +12,7 @@
 namespace tandem {
 namespace {
 
-// Element e of the flat vector has a block of four random words of its own.
+// Element e of the flat vector has its own block of four random words.
 Words words(std::uint64_t seed, std::int64_t e) {
   return Philox(seed, Stream::initial, static_cast<std::uint32_t>(e >> 32)).block(static_cast<std::uint32_t>(e));
 }
@@ -105,7 +105,7 @@ void draw(const Initial& how, const Shape& shape, std::uint64_t seed, std::int64
           int threads, std::int64_t from) {
   const auto n = static_cast<std::int64_t>(out.size());
   if (n == 0) return;
-  if (how.kind == Initial::Kind::orthogonal && n < shape.numel()) {  // no part of it is known without the rest
+  if (how.kind == Initial::Kind::orthogonal && n < shape.numel()) {  // its elements depend on each other
     std::vector<double> whole(static_cast<std::size_t>(shape.numel()));
     draw(how, shape, seed, begin, whole, threads);
     std::copy_n(whole.begin() + from, n, out.begin());
@@ -130,7 +130,7 @@ void draw(const Initial& how, const Shape& shape, std::uint64_t seed, std::int64
     case Initial::Kind::trunc_normal: {
       require(how.low < how.high && how.std > 0, "trunc_normal: no numbers between ", how.low, " and ", how.high);
       double low = (how.low - how.value) / how.std, high = (how.high - how.value) / how.std;
-      // The left tail keeps its digits: mirrored where the right one is meant
+      // The left tail has full precision, so the right tail is computed by mirroring
       const double sign = low + high > 0 ? -1 : 1;
       if (sign < 0) std::tie(low, high) = std::pair(-high, -low);
       const double from = normal_below(low), to = normal_below(high);

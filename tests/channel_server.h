@@ -3,7 +3,6 @@
 #pragma once
 #include <chrono>
 #include <cstring>
-#include <deque>
 #include <map>
 #include <set>
 #include <string>
@@ -13,6 +12,16 @@
 
 namespace tandem::test {
 
+// Waits until what was sent has left; sends a message and waits.
+inline void drain(Channel& c) {
+  while (!c.sent())
+    if (!c.progress()) c.rest();
+}
+inline void deliver(Channel& c, int to, const MessageHeader& header, std::span<const std::byte> bytes = {}) {
+  c.send(to, header, bytes);
+  drain(c);
+}
+
 inline void serve_or_push(Channel& c, std::size_t count, int pushes) {
   enum : std::uint64_t { push = 1, answer = 2, end = 3 };
   auto bytes_of = [](std::vector<float>& x) { return std::as_writable_bytes(std::span(x)); };
@@ -20,7 +29,6 @@ inline void serve_or_push(Channel& c, std::size_t count, int pushes) {
   if (c.rank() == 0) {
     std::vector<float> sum(count);
     std::map<int, std::vector<float>> staged, answers;
-    std::deque<Work> sends;
     int ended = 0, applied = 0;
     c.on_message({.place = [&](int from, const MessageHeader& header, std::size_t) -> std::span<std::byte> {
                     if (header[0] == end) return {};
@@ -36,20 +44,11 @@ inline void serve_or_push(Channel& c, std::size_t count, int pushes) {
                         for (std::size_t i = 0; i < count; i++) sum[i] += staged[from][i];
                         applied++;
                         answers[from] = sum;
-                        sends.push_back(c.send(from, {answer, header[1]}, std::as_bytes(std::span(answers[from]))));
+                        c.send(from, {answer, header[1]}, std::as_bytes(std::span(answers[from])));
                       }});
-    while (ended < workers) {
+    while (ended < workers)
       if (!c.progress()) c.rest();
-      std::deque<Work> before;  // done() may bring new messages, and these new answers
-      before.swap(sends);
-      for (Work& w : before)
-        if (!w.done()) sends.push_back(std::move(w));
-    }
-    while (!sends.empty()) {
-      Work last = std::move(sends.front());
-      sends.pop_front();
-      last.wait();
-    }
+    drain(c);
     require(applied == workers * pushes, applied, " pushes were applied");
     for (float v : sum) require(v == float(workers * (workers + 1) / 2 * pushes), "the sum is ", v);
     return;
@@ -59,22 +58,27 @@ inline void serve_or_push(Channel& c, std::size_t count, int pushes) {
   c.on_message({.place = [&](int, const MessageHeader&, std::size_t) { return bytes_of(now); },
                 .arrived = [&](int, const MessageHeader& header, std::span<std::byte>) { answered = header[1]; }});
   for (std::uint64_t step = 1; step <= std::uint64_t(pushes); step++) {
-    c.send(0, {push, step}, std::as_bytes(std::span(mine))).wait();
+    deliver(c, 0, {push, step}, std::as_bytes(std::span(mine)));
     while (answered != step)
       if (!c.progress()) c.rest();
     require(now[count - 1] >= float(step) * float(c.rank()), "the answer to push ", step, " is ", now[count - 1]);
   }
-  c.send(0, {end}, {}).wait();
+  deliver(c, 0, {end});
 }
 
 // A rank that only listens: what it was told, in order.
 struct Listener {
   explicit Listener(Channel& c) : channel(c) {
-    c.on_message({.place = [](int, const MessageHeader&, std::size_t) { return std::span<std::byte>(); },
+    c.on_message({.place = [](int, const MessageHeader&, std::size_t) { return std::nullopt; },
                   .arrived =
                       [this](int from, const MessageHeader& header, std::span<std::byte>) {
                         require(!lost.count(from), "a message of rank ", from, " after its loss");
                         headers[from].push_back(header[0]);
+                      },
+                  .shared =
+                      [this](int from, const MessageHeader& header, std::span<std::byte> bytes) {
+                        headers[from].push_back(header[0]);
+                        shared = bytes;
                       },
                   .lost =
                       [this](int rank, const std::string& why) {
@@ -101,6 +105,7 @@ struct Listener {
   Channel& channel;
   std::set<int> lost;
   std::map<int, std::vector<std::uint64_t>> headers;
+  std::span<std::byte> shared = {};  // of the last message whose bytes are in the sender's memory
   std::string told;
 };
 

@@ -116,6 +116,6 @@ for form in all-reduce hybrid hybrid:sample=0.5 local-sgd:4 post-local-sgd:4 coc
 done
 advice 'write quorum:workers=NUMBER' $run --strategy quorum $train -- $run --strategy quorum:workers=2 $train --stop-after 2
 for wire in f32 bf16 topk:0.1 powersgd:2; do
-  says 0 'ranks, all-reduce' env TANDEM_WIRE=$wire $run $train --stop-after 2
+  says 0 'ranks, all-reduce' $run --strategy all-reduce:wire=$wire $train --stop-after 2
 done
 exit $wrong

@@ -1,16 +1,17 @@
 #!/bin/sh
-# What `make gpu-check` will do on a machine with a GPU, as far as it shows without one: its stages on the CPU, what it says when
-# the time is up, and CUDA put together from a Python's wheels, of links to the toolkit where there is one.
+# What tests/gpu/run.sh will do on a machine with a GPU, as far as it shows without one: its stages on the CPU, what it leaves out
+# when the time is up, and CUDA put together from a Python's wheels, of links to the toolkit where there is one.
 set -u
 . tests/says.sh
 build=${BUILD:-build}
 limit=120
 export OMP_WAIT_POLICY=passive
 
-says 2 'choose ops, train, bench or memory' sh tests/gpu_check.sh all
-says 2 'choose ops, train, bench or memory' sh tests/gpu_check.sh ops train
+run="bash tests/gpu/run.sh"
+says 2 'choose of: start ops' $run all
+says 2 'choose of: start ops' $run --from nowhere
 for stage in 'ops train' 'ops;echo done' "ops'; echo done; '"; do
-  says 2 'choose ops, train, bench or memory' make --no-print-directory CUDA=0 gpu-check STAGE="$stage"
+  says 2 'choose one of' make --no-print-directory CUDA=0 gpu-check STAGE="$stage"
   grep -qx done "$there/out" && complain "make gpu-check executes its STAGE: $stage"
 done
 says 2 'name one stage' "$build/gpu_check" --device nowhere
@@ -20,56 +21,42 @@ says 2 '--jsonl /nowhere/x: cannot be written' "$build/gpu_check" ops --device c
 says 2 '--jsonl Makefile: is there and holds something else' "$build/gpu_check" ops --device cpu --jsonl Makefile
 
 # ---- no GPU ------------------------------------------------------------------------------------------------------------
-if ! command -v nvidia-smi >/dev/null 2>&1; then
-  for stage in ops ''; do says 2 'no GPU: there is no nvidia-smi' make --no-print-directory CUDA=0 gpu-check STAGE=$stage; done
-fi
 mkdir "$there/bin"
 before=$(ls tests/bench/results)
 nvidia_smi() { printf '#!/bin/sh\necho "%s"\nexit %s\n' "$1" "$2" >"$there/bin/nvidia-smi" && chmod +x "$there/bin/nvidia-smi"; }
-for answer in 'No devices were found:0' 'No devices were found:6' 'Failed to initialize NVML, Driver/library version mismatch:18' \
-  'NVIDIA-SMI has failed because it could not communicate with the NVIDIA driver:9' 'A card, [N/A], 580.1:0' 'A card, 9.0, 580.1:3' ':0'; do
+for answer in 'No devices were found:0' 'Failed to initialize NVML, Driver/library version mismatch:18' '[N/A]:0' ':0'; do
   nvidia_smi "${answer%:*}" "${answer##*:}"
-  says 2 'gpu-check: no GPU: nvidia-smi' env PATH="$there/bin:$PATH" sh tests/gpu_check.sh ops
+  says 2 'no GPU: nvidia-smi' env PATH="$there/bin:$PATH" $run ops
 done
-[ "$(ls tests/bench/results)" = "$before" ] || complain "without a GPU a table is left in tests/bench/results"
-
-# ---- a signal ----------------------------------------------------------------------------------------------------------
-mkdir "$there/slow" "$there/tmp"
-printf '#!/bin/sh\necho $$ >%s\nexec sleep 300\n' "$there/slow/pid" >"$there/slow/gpu_check"
-chmod +x "$there/slow/gpu_check"
-for signal in INT:130 TERM:143; do
-  says "${signal#*:}" "STOPPED by SIG${signal%:*}" env TMPDIR="$there/tmp" BUILD="$there/slow" DEVICE=cpu \
-    timeout --preserve-status -s "${signal%:*}" 2 sh tests/gpu_check.sh ops
-  kill -0 "$(cat "$there/slow/pid")" 2>/dev/null && complain "SIG${signal%:*} to gpu_check.sh leaves its program"
-  [ -z "$(ls "$there/tmp")" ] || complain "SIG${signal%:*} to gpu_check.sh leaves its folder: $(ls "$there/tmp")"
-done
+[ "$(ls tests/bench/results)" = "$before" ] || complain "without a GPU a folder is left in tests/bench/results"
 
 # ---- the stages, dry ---------------------------------------------------------------------------------------------------
-try() {  # try STATUS LIMIT STAGE: its steps are in $there/out
-  says "$1" "steps of $3" env DEVICE=cpu LIMIT="$2" PYTHON=none sh tests/gpu_check.sh "$3"
-  grep -q 'FAILED' "$there/out" && complain "gpu-check $3 on the CPU: $(grep FAILED "$there/out")"
-  for what in $4; do grep -q "^  $what" "$there/out" || complain "gpu-check $3 has no step $what: $(tail -n 9 "$there/out")"; done
+try() {  # try STATUS LIMIT STAGE…: its steps are in $there/out
+  status=$1 limit_of=$2
+  shift 2
+  rm -rf "$there/results"
+  says "$status" 'kept in' env DEVICE=cpu BUILD="$build" LIMIT="$limit_of" PYTHON=none OUT="$there/results" $run "$@"
+  grep -q 'FAILED' "$there/out" && complain "run.sh $* on the CPU: $(grep FAILED "$there/out")"
 }
-try 3 100 ops 'ops touch memcheck racecheck'
-grep -q '^verdict: what was done holds, but left out or missed: memcheck; racecheck$' "$there/out" ||
-  complain "gpu-check's verdict does not say what was left out: $(tail -n 1 "$there/out")"
+shows() { grep -q -- "$1" "$there/results/log.txt" || complain "run.sh has no line for $1: $(tail -n 9 "$there/out")"; }
+try 3 100 ops memcheck
+shows 'left out: memcheck; racecheck;'
 for op in conv2d batch_norm cross_entropy dropout sgd 'a batch of pictures' 'twelve steps' \
   '2 ranks on one device, sums' '3 ranks on one device, sums' '2 ranks on one device, 18 steps'; do
-  grep -q "^$op.* ≤ " "$there/out" || complain "gpu-check ops has no line for $op"
+  shows "^$op.* ≤ "
 done
-try 3 100 train 'train airbench goals the.same.recipe'
-for line in 'losses of steps 1–20' 'second run, deterministic' "inside the host's spread" 'a quarter is allowed' 'not judged: no GPU'; do
-  grep -q "$line" "$there/out" || complain "gpu-check train has no line for $line"
+try 3 100 train air
+for line in 'losses of steps 1–20' 'second run, deterministic' "inside the host's spread" 'a quarter is allowed' 'not judged: no GPU' \
+  'left out: airbench in PyTorch;'; do
+  shows "$line"
 done
-try 3 100 bench 'bench PyTorch ratios'
-try 3 100 memory 'memory PyTorch'
-for line in 'resnet20 f32, swap, pinned.*losses that differ *0 ' 'peak of the budget' ', nothing swapped ' ', 12×, pinned' '  predicted'; do
-  grep -q "$line" "$there/out" || complain "gpu-check memory has no line for $line"
+try 3 100 bench peer memory
+for line in 'resnet20 f32, swap, pinned.*losses that differ *0 ' 'peak of the budget' ', nothing swapped ' ', 12×, pinned' '  predicted' \
+  'left out: peer; PyTorch: as it is'; do
+  shows "$line"
 done
-try 3 1 ops 'ops touch'
-grep -q 'MISSED' "$there/out" || complain "gpu-check in a second missed nothing: $(cat "$there/out")"
-says 3 'steps of memory' env DEVICE=cpu LIMIT=2 PYTHON=none sh tests/gpu_check.sh
-[ "$(grep -cE '^steps of (ops|train|bench|memory)' "$there/out")" -eq 4 ] || complain "gpu-check without a stage: $(cat "$there/out")"
+try 3 1 ops
+shows 'left out: ops;'
 "$build/gpu_check" ops --device cpu --seconds 0 >"$there/out" 2>&1
 [ $? -eq 3 ] && grep -q 'conv2d f32, .* cases *MISSED: the time was up' "$there/out" ||
   complain "without time gpu_check does not say what it missed: $(tail -n 3 "$there/out")"

@@ -22,7 +22,7 @@ trains '3 ranks, ssp:2+ddc-asgd: batch 50 a push, lr 0.02' "$run" -n 3 --strateg
 trains '2 ranks, bsp+asgd-m: batch 50 = 2 × 25, as on one machine' "$run" -n 2 --strategy bsp $train
 trains '2 ranks, bsp+asgd-m: batch 100 = 2 × 50, lr 0.02 → 0.04 (clipped)' "$run" -n 2 --strategy bsp ${train% --batch 50} --batch-per-rank 50
 trains '3 ranks, asgd, 1 of them serve' "$run" -n 3 --servers 1 --strategy asgd $train
-trains '2 ranks, ddc-asgd (bf16)' env TANDEM_WIRE=bf16 "$run" -n 2 --strategy ddc-asgd $train
+trains '2 ranks, ddc-asgd (bf16)' "$run" -n 2 --strategy ddc-asgd:wire=bf16 $train
 trains '3 ranks, outer:H=10,momentum=0.3,lr=0.7+delayed-nesterov:every=3: batch 50 a push' "$run" -n 3 \
   --strategy outer:H=10+delayed-nesterov $train
 says 2 'go with an update rule alone' "$run" -n 2 --strategy outer:H=10+bsp $train

@@ -22,7 +22,7 @@ words() {  # an extended regular expression, a tab, what to write instead
 \bExchangeFiles\b|\bObserver\b|\bObserveOptions\b|\bcontradictions\b	ImportExportFiles, ProfilerOptions, option checks
 \btrain(s|ed|ing)? apart\b|\b(steps|apply|update|draw)_together\b	asynchronous, synchronous
 \b[Tt]ickets?\b	work lease, lease
-\bLetters\b|\bNote n\b|\bconst Note&|\bPost&|\bEarly::	MessageHeader, UnexpectedMessages, SendQueue, DeferredQueue
+\bLetters\b|\bNote n\b|\bconst Note&|\bPost&|\bEarly::	MessageHeader, UnexpectedMessages
 \bDesk\b|\bdesks_\b	ControlBlock
 \bSeats?\b|\bseats?_?\b|\bCard\b|\ba card\b	MemberSlot, AddressRecord
 \bGate\b|\bDoor\b|\bknock\(|\bStranger\b|\bcome_back\b|\bWelcome\b	HandshakeListener, connect_with_token, UnauthenticatedPeer, rejoin

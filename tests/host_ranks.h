@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "dist/collectives/in_process.h"
-#include "dist/strategies/daso.h"
+#include "dist/strategies/rounds.h"
 
 namespace tandem::test {
 
@@ -17,7 +17,7 @@ class HostRanks {
     across_ = in_process(hosts * per_host, between_hosts);
   }
   // Every rank calls it, in its own thread, and waits for all.
-  DasoRanks of(int rank) {
+  RoundRanks of(int rank) {
     const auto r = std::size_t(rank);
     auto part = [&](auto& all, int color) { return std::exchange(all[r], nullptr)->split(color, rank); };
     return {.everybody = std::move(everybody_[r]),

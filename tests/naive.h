@@ -5,39 +5,44 @@
 #include <utility>
 #include <vector>
 
-#include "dist/strategies/all_reduce.h"
-#include "dist/strategies/host_steps.h"
+#include "dist/strategies/daso.h"
 #include "examples/course/6_local_steps/solution.h"
 
 namespace tandem::test {
 
-class NaiveDaso : public HostSteps {
+// Exchanges in its own schedule, so that the rounds around it have nothing left to do.
+class NaiveDaso : public DasoSchedule {
  public:
-  NaiveDaso(DasoRanks ranks, std::unique_ptr<Strategy> on_host, const DasoOptions& o)
-      : HostSteps(std::move(ranks), std::move(on_host), o, {}, "naive-" + o.name()) {}
-
- private:
-  using Numbers = std::vector<double>;
-  void epoch_begins() override { common_ = flat_->values.values(), error_.assign(common_.size(), 0); }
-  void take(const DasoSchedule::Turn& turn) override {
-    if (!agree(*optimizer_)) return;
-    Numbers x = flat_->values.values(), sent = sent_, sum = sum_;
+  NaiveDaso(const DasoOptions& o, std::unique_ptr<Communicator> across) : DasoSchedule(o), across_(std::move(across)) {}
+  void allocate(const FlatParameters& flat) override { values_ = flat.values; }
+  void release() override { values_ = {}; }
+  void begin_epoch(std::int64_t epoch, const RunPlan& plan) override {
+    DasoSchedule::begin_epoch(epoch, plan);
+    common_ = values_.values(), error_.assign(common_.size(), 0);
+  }
+  Turn end(const Moment&) override { return {}; }  // next() has exchanged after the last step
+  Turn next(const Moment& now) override {
+    const Turn turn = DasoSchedule::next(now);
+    const int hosts = across_->size();
+    Numbers x = values_.values(), sent = sent_, sum = sum_;
     auto merge = [&] {
-      if (!o_.keep_progress) return course::daso_merge(x, sum, double(turn.weight), hosts());
-      for (std::size_t i = 0; i < x.size(); i++) x[i] = sum[i] / hosts() + (x[i] - sent[i]);
+      if (!o_.keep_progress) return course::daso_merge(x, sum, double(turn.weight), hosts);
+      for (std::size_t i = 0; i < x.size(); i++) x[i] = sum[i] / hosts + (x[i] - sent[i]);
     };
     if (turn.merges && o_.merge_first) merge();
     if (turn.sends) sent_ = sum_ = x, add_up(turn);
     if (turn.merges && !o_.merge_first) merge();
-    if (turn.blocks)
-      for (std::size_t i = 0; i < x.size(); i++) x[i] = sum_[i];
-    flat_->values.copy_from(Tensor::of(flat_->backend(), flat_->values.shape(), x, flat_->values.dtype()));
-    flat_->count_writes(flat_->all());
-    if (turn.blocks) common_ = flat_->values.values();
+    if (turn.waits) common_ = x = sum_;
+    values_.copy_from(Tensor::of(values_.backend(), values_.shape(), x, values_.dtype()));
+    return {};
   }
+
+ private:
+  using Numbers = std::vector<double>;
   // sum_: over hosts; of a blocking exchange, the mean.
-  void add_up(const DasoSchedule::Turn& turn) {
-    const bool narrow = schedule_.blocking() && o_.bf16;
+  void add_up(const Turn& turn) {
+    const bool narrow = blocking() && o_.bf16;
+    const int hosts = across_->size();
     std::vector<bf16> small(sum_.size());
     for (std::size_t i = 0; i < sum_.size() && narrow; i++) {
       const double all = o_.differences ? sum_[i] - common_[i] + error_[i] : sum_[i];
@@ -45,16 +50,19 @@ class NaiveDaso : public HostSteps {
       error_[i] = all - double(float(small[i]));
     }
     across_->all_reduce(narrow ? buffer(small) : buffer(sum_)).wait();
-    for (std::size_t i = 0; i < sum_.size() && turn.blocks; i++)
-      sum_[i] = (narrow ? double(float(small[i])) : sum_[i]) / hosts() + (narrow && o_.differences ? common_[i] : 0);
+    for (std::size_t i = 0; i < sum_.size() && turn.waits; i++)
+      sum_[i] = (narrow ? double(float(small[i])) : sum_[i]) / hosts + (narrow && o_.differences ? common_[i] : 0);
   }
+  std::unique_ptr<Communicator> across_;
+  Tensor values_;
   Numbers sent_, sum_, common_, error_;
 };
 
-inline std::unique_ptr<Strategy> naive_daso(DasoRanks ranks, const DasoOptions& options,
-                                            std::shared_ptr<SlicedClassifier> classifier = nullptr) {
-  auto on_host = all_reduce(std::move(ranks.gradients), {.classifier = std::move(classifier)});
-  return std::make_unique<NaiveDaso>(std::move(ranks), std::move(on_host), options);
+inline std::unique_ptr<Strategy> naive_daso(RoundRanks ranks, const DasoOptions& options,
+                                            const std::shared_ptr<SlicedClassifier>& classifier = nullptr) {
+  auto across = std::make_shared<std::unique_ptr<Communicator>>(ranks.across->split(0, ranks.across->rank()));
+  return rounds(std::move(ranks), "naive-" + options.name(),
+                [=] { return std::make_unique<NaiveDaso>(options, std::move(*across)); }, {.classifier = classifier});
 }
 
 }  // namespace tandem::test

@@ -21,6 +21,12 @@ Case dumped(const std::string& name, std::vector<std::string> inputs, Build y) {
   return c;
 }
 
+Case plain(const char* name, Build y, const std::vector<Shape>& shapes) {
+  Case c{.name = name, .y = std::move(y), .inputs = {}};
+  for (const Shape& shape : shapes) c.inputs.push_back({.shape = shape});
+  return c;
+}
+
 // ---- the rows -------------------------------------------------------------------------------------------------------
 constexpr std::int64_t many = 40'003;  // more than one thread's share, and no multiple of a vector
 
@@ -177,6 +183,13 @@ Build norm(BatchNormOptions o, std::vector<double> mean, std::vector<double> var
   };
 }
 
+// x, and gamma and beta of this shape.
+std::vector<Input> norm_inputs(const Shape& x, const Shape& parameters) {
+  return {{.shape = x, .low = -1, .high = 2},
+          {.shape = parameters, .low = 0.5, .high = 1.5, .parameter = true},
+          {.shape = parameters, .parameter = true}};
+}
+
 Row batch_norm_row() {
   Row row{"batch_norm", {}};
   for (const std::string& name : dumps().cases()) {
@@ -199,9 +212,7 @@ Row batch_norm_row() {
           Case c{.name = name,
                  .y = norm({.training = training, .relu = relu}, numbers(name + " mean", channels),
                            numbers(name + " variance", channels, 0.5, 2)),
-                 .inputs = {{.shape = x, .low = -1, .high = 2},
-                            {.shape = {channels}, .low = 0.5, .high = 1.5, .parameter = true},
-                            {.shape = {channels}, .parameter = true}}};
+                 .inputs = norm_inputs(x, {channels})};
           if (residual) c.inputs.push_back({.shape = x});
           row.cases.push_back(c);
         }
@@ -216,12 +227,7 @@ Row group_norm_row() {
     if (a["op"] == "group_norm") row.cases.push_back(dumped(name, {"x", "*weight", "*bias"}, y(a["groups"])));
   }
   auto add = [&](const char* name, const Shape& x, int groups) {
-    const std::int64_t channels = x[-1];
-    row.cases.push_back({.name = name,
-                         .y = y(groups),
-                         .inputs = {{.shape = x, .low = -1, .high = 2},
-                                    {.shape = {channels}, .low = 0.5, .high = 1.5, .parameter = true},
-                                    {.shape = {channels}, .parameter = true}}});
+    row.cases.push_back({.name = name, .y = y(groups), .inputs = norm_inputs(x, {x[-1]})});
   };
   add("vectors", {2, 1, 2, 32}, 2);
   add("no vectors", {3, 5, 3, 3}, 3);
@@ -238,11 +244,7 @@ Row layer_norm_row() {
   for (const std::string& name : dumps().cases())
     if (dumps().attributes(name)["op"] == "layer_norm") row.cases.push_back(dumped(name, {"x", "*weight", "*bias"}, y));
   auto add = [&](const char* name, const Shape& x, const Shape& last) {
-    row.cases.push_back({.name = name,
-                         .y = y,
-                         .inputs = {{.shape = x, .low = -1, .high = 2},
-                                    {.shape = last, .low = 0.5, .high = 1.5, .parameter = true},
-                                    {.shape = last, .parameter = true}}});
+    row.cases.push_back({.name = name, .y = y, .inputs = norm_inputs(x, last)});
   };
   add("vector", {40}, {40});
   add("many", {130, 301}, {301});
@@ -285,9 +287,9 @@ Row topk_row() {
   };
   row.cases = {dumped("topk", {"x"}, best(3, 1, true)),
                dumped("topk_smallest", {"x"}, best(3, 1, false)),
-               {.name = "all", .y = best(5, 0, true), .inputs = {{.shape = {5, 3}}}},
+               plain("all", best(5, 0, true), {{5, 3}}),
                {.name = "ties", .y = best(4, -1, true), .inputs = {{.shape = {6, 20}, .step = 0.25}}},
-               {.name = "many", .y = best(5, -1, false), .inputs = {{.shape = {300, 400}}}}};
+               plain("many", best(5, -1, false), {{300, 400}})};
   return row;
 }
 
@@ -376,9 +378,8 @@ std::vector<Row> table() {
   row({"where",
        {dumped("where", {"a", "b"},
                [](Inputs v) { return where(dumped_index(v[0].backend(), "where/mask", DType::u8), v[0], v[1]); }),
-        {.name = "same", .y = masked({4, 5}), .inputs = {{.shape = {4, 5}}, {.shape = {4, 5}}}},
-        {.name = "a stretched", .y = masked({4, 1}), .inputs = {{.shape = {}}, {.shape = {4, 5}}}},
-        {.name = "many", .y = masked({130, 401}), .inputs = {{.shape = {130, 401}}, {.shape = {401}}}}},
+        plain("same", masked({4, 5}), {{4, 5}, {4, 5}}), plain("a stretched", masked({4, 1}), {{}, {4, 5}}),
+        plain("many", masked({130, 401}), {{130, 401}, {401}})},
        1e-5,
        0x1p-4});  // a stretched input's gradient is summed, and rounded, twice
 
@@ -387,18 +388,10 @@ std::vector<Row> table() {
   row(reduce("max", max, 0.25));
 
   auto reshaped = [](const Shape& shape) { return Build([shape](Inputs v) { return reshape(v[0], shape); }); };
-  row({"reshape",
-       {{.name = "same", .y = reshaped({6, 4}), .inputs = {{.shape = {2, 3, 4}}}},
-        {.name = "inferred",
-         .y =
-             [](Inputs v) {
-               return reshape(v[0], {4, -1, 3});
-             },
-         .inputs = {{.shape = {2, 3, 4}}}}}});
+  Build inferred = [](Inputs v) { return reshape(v[0], {4, -1, 3}); };
+  row({"reshape", {plain("same", reshaped({6, 4}), {{2, 3, 4}}), plain("inferred", inferred, {{2, 3, 4}})}});
   Build flat = [](Inputs v) { return flatten(v[0]); };
-  row({"flatten",
-       {{.name = "pictures", .y = flat, .inputs = {{.shape = {2, 3, 4, 2}}}},
-        {.name = "vector", .y = flat, .inputs = {{.shape = {5}}}}}});
+  row({"flatten", {plain("pictures", flat, {{2, 3, 4, 2}}), plain("vector", flat, {{5}})}});
   row({"transpose",
        {permutation<1, 0>("permute_10"), permutation<0, 2, 1>("permute_021"), permutation<2, 0, 1>("permute_201"),
         permutation<0, 3, 1, 2>("permute_0312"), permutation<-1, 0>("negative", {3, 5}),
@@ -411,35 +404,29 @@ std::vector<Row> table() {
       for (int axis = 0; axis < 3; axis++) y = slice(y, axis, a["start"][axis], a["stop"][axis], a["step"][axis]);
       return y;
     }));
+  slices.cases.push_back(plain("rows", [](Inputs v) { return slice(v[0], 0, 1, 3); }, {{5, 4}}));
+  slices.cases.push_back(plain("last axis", [](Inputs v) { return slice(v[0], -1, 1, 6, 2); }, {{2, 3, 7}}));
   slices.cases.push_back(
-      {.name = "rows", .y = [](Inputs v) { return slice(v[0], 0, 1, 3); }, .inputs = {{.shape = {5, 4}}}});
-  slices.cases.push_back(
-      {.name = "last axis", .y = [](Inputs v) { return slice(v[0], -1, 1, 6, 2); }, .inputs = {{.shape = {2, 3, 7}}}});
-  slices.cases.push_back({.name = "two of one",
-                          .y = [](Inputs v) { return mul(slice(v[0], 0, 0, 3), slice(v[0], 0, 2, 5)); },
-                          .inputs = {{.shape = {5, 4}}}});
-  slices.cases.push_back(
-      {.name = "many", .y = [](Inputs v) { return slice(v[0], 1, 0, 200, 2); }, .inputs = {{.shape = {130, 401}}}});
+      plain("two of one", [](Inputs v) { return mul(slice(v[0], 0, 0, 3), slice(v[0], 0, 2, 5)); }, {{5, 4}}));
+  slices.cases.push_back(plain("many", [](Inputs v) { return slice(v[0], 1, 0, 200, 2); }, {{130, 401}}));
   row(std::move(slices));
 
   row({"squeeze",
-       {{.name = "middle", .y = [](Inputs v) { return squeeze(v[0], 1); }, .inputs = {{.shape = {2, 1, 3}}}},
-        {.name = "last", .y = [](Inputs v) { return squeeze(v[0], -1); }, .inputs = {{.shape = {4, 1}}}}}});
+       {plain("middle", [](Inputs v) { return squeeze(v[0], 1); }, {{2, 1, 3}}),
+        plain("last", [](Inputs v) { return squeeze(v[0], -1); }, {{4, 1}})}});
   row({"unsqueeze",
-       {{.name = "first", .y = [](Inputs v) { return unsqueeze(v[0], 0); }, .inputs = {{.shape = {2, 3}}}},
-        {.name = "last", .y = [](Inputs v) { return unsqueeze(v[0], -1); }, .inputs = {{.shape = {2, 3}}}}}});
+       {plain("first", [](Inputs v) { return unsqueeze(v[0], 0); }, {{2, 3}}),
+        plain("last", [](Inputs v) { return unsqueeze(v[0], -1); }, {{2, 3}})}});
   row({"stack",
        {dumped("stack", {"x0", "x1"}, [](Inputs v) { return stack(v, 1); }),
-        {.name = "last",
-         .y = [](Inputs v) { return stack(v, -1); },
-         .inputs = {{.shape = {2, 3}}, {.shape = {2, 3}}}}}});
+        plain("last", [](Inputs v) { return stack(v, -1); }, {{2, 3}, {2, 3}})}});
 
   Row cats{"cat", {}};
   for (int axis = 0; axis < 3; axis++)
     cats.cases.push_back(
         dumped("concat_" + std::to_string(axis), {"x0", "x1", "x2"}, [axis](Inputs v) { return cat(v, axis); }));
   Build twice = [](Inputs v) { return cat(std::vector{v[0], v[1], v[0]}, -1); };
-  cats.cases.push_back({.name = "twice the same", .y = twice, .inputs = {{.shape = {2, 3}}, {.shape = {2, 1}}}});
+  cats.cases.push_back(plain("twice the same", twice, {{2, 3}, {2, 1}}));
   cats.cases.push_back({.name = "six",
                         .y = [](Inputs v) { return cat(v, 0); },
                         .inputs = std::vector<Input>(6, Input{.shape = {2, 3}})});
@@ -449,11 +436,9 @@ std::vector<Row> table() {
     return Build([=](Inputs v) { return pad_shortcut(v[0], stride, widen); });
   };
   row({"pad_shortcut",
-       {{.name = "halves", .y = shortcut(2, 2), .inputs = {{.shape = {2, 4, 6, 3}}}},
-        {.name = "odd", .y = shortcut(2, 1), .inputs = {{.shape = {2, 5, 7, 2}}}},
-        {.name = "wide only", .y = shortcut(1, 3), .inputs = {{.shape = {1, 3, 2, 4}}}},
-        {.name = "thirds", .y = shortcut(3, 0), .inputs = {{.shape = {1, 7, 8, 2}}}},
-        {.name = "many", .y = shortcut(2, 8), .inputs = {{.shape = {4, 32, 31, 16}}}}}});
+       {plain("halves", shortcut(2, 2), {{2, 4, 6, 3}}), plain("odd", shortcut(2, 1), {{2, 5, 7, 2}}),
+        plain("wide only", shortcut(1, 3), {{1, 3, 2, 4}}), plain("thirds", shortcut(3, 0), {{1, 7, 8, 2}}),
+        plain("many", shortcut(2, 8), {{4, 32, 31, 16}})}});
 
   Row pads{"pad", {}};
   for (const char* name : {"pad_zero", "pad_value"})
@@ -462,20 +447,16 @@ std::vector<Row> table() {
       for (int axis = 0; axis < 3; axis++) y = pad(y, axis, a["before"][axis], a["after"][axis], a["value"]);
       return y;
     }));
-  pads.cases.push_back(
-      {.name = "channels", .y = [](Inputs v) { return pad(v[0], -1, 8, 8); }, .inputs = {{.shape = {2, 3, 3, 4}}}});
+  pads.cases.push_back(plain("channels", [](Inputs v) { return pad(v[0], -1, 8, 8); }, {{2, 3, 3, 4}}));
   row(std::move(pads));
 
   Build product = [](Inputs v) { return matmul(v[0], v[1]); };
   row({"matmul",
-       {dumped("matmul_2d", {"a", "b"}, product),
-        dumped("matmul_batched", {"a", "b"}, product),
-        dumped("matmul_broadcast", {"a", "b"}, product),
-        {.name = "one matrix for all", .y = product, .inputs = {{.shape = {2, 3, 4, 5}}, {.shape = {5, 6}}}},
-        {.name = "one matrix before all", .y = product, .inputs = {{.shape = {4, 5}}, {.shape = {2, 3, 5, 6}}}},
-        {.name = "four axes", .y = product, .inputs = {{.shape = {2, 3, 4, 5}}, {.shape = {2, 3, 5, 2}}}},
-        {.name = "large", .y = product, .inputs = {{.shape = {65, 130}}, {.shape = {130, 71}}}},
-        {.name = "large batch", .y = product, .inputs = {{.shape = {3, 33, 40}}, {.shape = {3, 40, 17}}}}}});
+       {dumped("matmul_2d", {"a", "b"}, product), dumped("matmul_batched", {"a", "b"}, product),
+        dumped("matmul_broadcast", {"a", "b"}, product), plain("one matrix for all", product, {{2, 3, 4, 5}, {5, 6}}),
+        plain("one matrix before all", product, {{4, 5}, {2, 3, 5, 6}}),
+        plain("four axes", product, {{2, 3, 4, 5}, {2, 3, 5, 2}}), plain("large", product, {{65, 130}, {130, 71}}),
+        plain("large batch", product, {{3, 33, 40}, {3, 40, 17}})}});
   auto layer = [](bool relu) {
     return Build([relu](Inputs v) { return linear(v[0], v[1], v.size() > 2 ? v[2] : Variable(), relu); });
   };
@@ -496,9 +477,7 @@ std::vector<Row> table() {
   row(pooling("max_pool2d", "max_pool2d", max_pool2d, true));
   row(pooling("average_pool2d", "avg_pool2d", average_pool2d, false));
   Build global = [](Inputs v) { return global_average_pool(v[0]); };
-  row({"global_average_pool",
-       {dumped("global_avg_pool", {"x"}, global),
-        {.name = "many", .y = global, .inputs = {{.shape = {4, 14, 13, 70}}}}}});
+  row({"global_average_pool", {dumped("global_avg_pool", {"x"}, global), plain("many", global, {{4, 14, 13, 70}})}});
   row(batch_norm_row());
   row(group_norm_row());
   row(layer_norm_row());
@@ -511,10 +490,8 @@ std::vector<Row> table() {
     });
   };
   row({"dropout",
-       {{.name = "rows", .y = drop(0.4), .inputs = {{.shape = {8, 5, 3}}}},
-        {.name = "vector", .y = drop(0.4), .inputs = {{.shape = {9}}}},
-        {.name = "never", .y = drop(0), .inputs = {{.shape = {3, 4}}}},
-        {.name = "many", .y = drop(0.1), .inputs = {{.shape = {130, 401}}}}}});
+       {plain("rows", drop(0.4), {{8, 5, 3}}), plain("vector", drop(0.4), {{9}}), plain("never", drop(0), {{3, 4}}),
+        plain("many", drop(0.1), {{130, 401}})}});
 
   auto soft = [&](const std::string& op, Variable (*f)(const Variable&, int)) {
     auto along = [f](int axis) { return Build([f, axis](Inputs v) { return f(v[0], axis); }); };
@@ -534,9 +511,8 @@ std::vector<Row> table() {
   };
   row({"gather",
        {dumped("gather", {"x"}, [](Inputs v) { return gather(v[0], 1, dumped_index(v[0].backend(), "gather/index")); }),
-        {.name = "rows", .y = gathering(0, {7, 3}, 4), .inputs = {{.shape = {4, 3}}}},
-        {.name = "columns", .y = gathering(-1, {4, 2}, 3), .inputs = {{.shape = {4, 3}}}},
-        {.name = "many", .y = gathering(1, {130, 60}, 401), .inputs = {{.shape = {130, 401}}}}},
+        plain("rows", gathering(0, {7, 3}, 4), {{4, 3}}), plain("columns", gathering(-1, {4, 2}, 3), {{4, 3}}),
+        plain("many", gathering(1, {130, 60}, 401), {{130, 401}})},
        1e-5,
        0x1p-6});
   auto looked_up = [](const Shape& index, int n) {

@@ -56,7 +56,7 @@ void exercise(Communicator& c, T* x, std::int64_t count) {
   c.broadcast(b, n - 1).wait();
   for (std::int64_t i = 0; i < count; i++) is(x, i, double(i % 8 + n - 1), "broadcast");
   Cuts cuts = even_cuts(count, n);
-  cuts[1] /= 2;
+  if (n > 1) cuts[1] /= 2;
   for (const Cuts& given : {Cuts{}, cuts}) {
     const Cuts at = given.empty() ? even_cuts(count, n) : given;
     fill();

@@ -20,17 +20,17 @@ spec.loader.exec_module(lab)
 HOSTS = """#!/bin/sh
 trap 'echo cleared >"$0.cleared"; exit 143' TERM
 shift 3
-echo "$RANKS $DELAY $TANDEM_STRATEGY ${TANDEM_WIRE:-} ${TANDEM_PACE:-}" >>"$0.settings"
+echo "$RANKS $DELAY $TANDEM_STRATEGY" >>"$0.settings"
 "$@" & wait $! || exit $?
 printf 'host0 10 1\\nhost1 20 1\\n' >"$COUNTERS"
 """
 # A program with --metrics that learns; not under the strategy "bad", and for ever under "slow".
 TRAINS = """#!/bin/sh
 for metrics; do :; done
-[ "$TANDEM_STRATEGY" != bad ] || { echo 'it diverged'; exit 3; }
-[ "$TANDEM_STRATEGY" != slow ] || { echo >"$0.begun"; sleep 100; }
+[ "${TANDEM_STRATEGY%:pace*}" != bad ] || { echo 'it diverged'; exit 3; }
+[ "${TANDEM_STRATEGY%:pace*}" != slow ] || { echo >"$0.begun"; sleep 100; }
 for e in 1 2 3; do echo "{\\"event\\":\\"epoch\\",\\"seconds\\":2,\\"test_accuracy\\":0.${e}5}"; done >"$metrics"
-[ "$TANDEM_STRATEGY" = cut ] ||
+[ "${TANDEM_STRATEGY%:pace*}" = cut ] ||
   echo '{"event":"end","seconds":7.12345678,"exposed_seconds":0.5,"steps":30}' >>"$metrics"
 """
 
@@ -113,7 +113,7 @@ class Rehearsal(unittest.TestCase):
             return file.readlines()
 
     def test_runs_are_made_once_and_failures_do_not_end_the_others(self):
-        asked = ["--ranks", "2", "--link", "1gbit,200mbit", "--strategy", "all-reduce bad TANDEM_WIRE=bf16/bsp cut",
+        asked = ["--ranks", "2", "--link", "1gbit,200mbit", "--strategy", "all-reduce bad bsp:wire=bf16 cut",
                  "--target", "20",
                  "--results", "runs", "--pace", "40", "--", "./train"]
         first = self.rehearse(*asked)
@@ -127,9 +127,9 @@ class Rehearsal(unittest.TestCase):
         self.assertEqual(lines[0], {
             "setup": "2 hosts × 2 ranks, a step in 40 ms, to 20 % './train'", "strategy": "all-reduce", "link": "none",
             "seconds": 7.123457, "exposed": 0.5, "bytes": 20, "steps": 30, "accuracy": 0.35, "reached": 4})
-        self.assertEqual(self.content("hosts.sh.settings").splitlines()[0], "2 0 all-reduce  40:0")
-        self.assertIn("2 0 bsp bf16 40:0\n", self.content("hosts.sh.settings"))
-        self.assertRegex(first.stdout, r"TANDEM_WIRE=bf16/bsp +1gbit +7.1 +0.5 +0.0 +35.00 % +4.0\n")
+        self.assertEqual(self.content("hosts.sh.settings").splitlines()[0], "2 0 all-reduce:pace=40:0")
+        self.assertIn("2 0 bsp:wire=bf16,pace=40:0\n", self.content("hosts.sh.settings"))
+        self.assertRegex(first.stdout, r"bsp:wire=bf16 +1gbit +7.1 +0.5 +0.0 +35.00 % +4.0\n")
         ran = len(self.content("hosts.sh.settings").splitlines())
         again = self.rehearse(*asked)
         self.assertEqual(again.stdout, first.stdout)

@@ -60,12 +60,13 @@ measured_plans = $(wildcard $(patsubst %.jsonl,%.json,$(wildcard examples/experi
 experiments-check: $(BUILD)/simulate
 	@BUILD=$(BUILD) python3 dist/lab/experiment.py --check $(EXPERIMENT_CHECK) --check-seconds $(EXPERIMENT_SECONDS) $(measured_plans)
 
-# Checks and measures on the GPU of this machine: all, or STAGE=ops, train, bench or memory (tests/gpu_check.sh).
+# Checks and measures on the GPU of this machine: everything, or one STAGE (tests/gpu/run.sh).
 # One of these names and nothing else: it stands in a shell's line.
-gpu_stage = $(if $(value STAGE),$(or $(if $(filter 1,$(words $(value STAGE))),$(filter ops train bench memory,$(value STAGE))),$\
-              $(error gpu-check: STAGE=$(value STAGE): choose ops, train, bench or memory)))
+gpu_stages := start ops learn train bench peer air memcheck memory
+gpu_stage = $(if $(value STAGE),$(or $(if $(filter 1,$(words $(value STAGE))),$(filter $(gpu_stages),$(value STAGE))),$\
+              $(error gpu-check: STAGE=$(value STAGE): choose one of $(gpu_stages))))
 gpu-check:
-	@env -u MAKELEVEL -u MAKEFLAGS CUDA_HOME='$(CUDA_HOME)' sh tests/gpu_check.sh $(gpu_stage)
+	@env -u MAKELEVEL -u MAKEFLAGS CUDA_HOME='$(CUDA_HOME)' bash tests/gpu/run.sh $(gpu_stage)
 
 # What the GPU of another machine can tell: programs for it, built here, for tests/gpu/run.sh there.
 gpu-bundle:

@@ -1,303 +1,38 @@
-// The readers: small files of every kind of damage, each with its sentence.
-#include <gtest/gtest.h>
+// The data sets: the official files and where they are found, arrays, folders of pictures, and synthetic pictures.
 #include <sys/wait.h>
-#include <unistd.h>
 
-#include <algorithm>
 #include <cmath>
 #include <cstdlib>
-#include <fstream>
-#include <functional>
-#include <iterator>
 #include <numeric>
 #include <set>
 
-#include "core/error.h"
-#include "datasets/bytes.h"
 #include "datasets/cifar.h"
-#include "datasets/idx.h"
+#include "datasets/loader.h"
 #include "datasets/mnist.h"
 #include "datasets/synthetic.h"
+#include "tests/data_files.h"
 
-namespace tandem {
+namespace tandem::test {
 namespace {
 
-namespace fs = std::filesystem;
-using Bytes = std::vector<std::uint8_t>;
-
-// A folder that goes away with the test.
-struct Folder {
-  fs::path path;
-  Folder() {
-    std::string name = (fs::temp_directory_path() / "tandem-datasets-XXXXXX").string();
-    if (!mkdtemp(name.data())) ADD_FAILURE() << "mkdtemp " << name;
-    path = name;
-  }
-  ~Folder() { fs::remove_all(path); }
-  fs::path operator/(const std::string& name) const { return path / name; }
-};
-
-void write(const fs::path& path, const Bytes& bytes) {
-  fs::create_directories(path.parent_path());
-  std::ofstream file(path, std::ios::binary);
-  file.write(reinterpret_cast<const char*>(bytes.data()), std::streamsize(bytes.size()));
-}
-
-Bytes cut(Bytes b, std::size_t size) {
-  b.resize(size);
-  return b;
-}
-
-// A gzip file that stores its bytes as they are: what zlib must read, written without zlib.
-Bytes gzip(const Bytes& plain) {
-  Bytes out = {0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 3};
-  std::size_t begin = 0;
-  do {
-    std::size_t size = std::min<std::size_t>(65535, plain.size() - begin);
-    bool last = begin + size == plain.size();
-    for (std::size_t v : {std::size_t(last), size & 255, size >> 8, ~size & 255, (~size >> 8) & 255})
-      out.push_back(std::uint8_t(v));
-    out.insert(out.end(), plain.begin() + begin, plain.begin() + begin + size);
-    begin += size;
-  } while (begin < plain.size());
-  std::uint32_t crc = ~0u;
-  for (std::uint8_t b : plain) {
-    crc ^= b;
-    for (int k = 0; k < 8; k++) crc = (crc >> 1) ^ (crc & 1 ? 0xedb88320u : 0);
-  }
-  for (std::uint32_t v : {~crc, std::uint32_t(plain.size())})
-    for (int shift = 0; shift < 32; shift += 8) out.push_back(std::uint8_t(v >> shift));
-  return out;
-}
-
-// 40 labels i² mod 10 as gzip -9 compresses them: Huffman codes and repetitions.
-const Bytes compressed_labels = {0x1f, 0x8b, 0x08, 0x00, 0x00, 0x00, 0x00, 0x00, 0x02, 0x03, 0x63, 0x60, 0xe0, 0x60,
-                                 0x64, 0x60, 0x60, 0xd0, 0x60, 0x60, 0x64, 0xe1, 0x64, 0x63, 0x65, 0xe3, 0x64, 0x61,
-                                 0xc4, 0xcf, 0x02, 0x00, 0xa7, 0x52, 0xb8, 0xb9, 0x30, 0x00, 0x00, 0x00};
-
-Bytes idx(std::uint32_t magic, const std::vector<std::uint32_t>& sizes, const Bytes& numel) {
-  Bytes b;
-  auto number = [&](std::uint32_t v) {
-    for (int shift = 24; shift >= 0; shift -= 8) b.push_back(std::uint8_t(v >> shift));
-  };
-  number(magic);
-  for (auto e : sizes) number(e);
-  b.insert(b.end(), numel.begin(), numel.end());
-  return b;
-}
-
-Bytes noise(std::size_t size, unsigned seed) {
-  Bytes b(size);
-  std::uint32_t state = seed * 2654435761u + 1;
-  for (auto& v : b) v = std::uint8_t((state = state * 1664525u + 1013904223u) >> 24);
-  return b;
-}
-
-// What the call throws, or "nothing".
-std::string error_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "nothing";
-}
-
-#define EXPECT_ERROR(call, ...)                                                                           \
-  do {                                                                                                    \
-    std::string text = error_of([&] { call; });                                                           \
-    for (const std::string& part : std::vector<std::string>{__VA_ARGS__})                                 \
-      EXPECT_NE(text.find(part), std::string::npos) << "the error is: " << text << "\nwithout: " << part; \
-  } while (0)
-
-// gzip_none.cpp refuses every compressed file.
-#define NEEDS_ZLIB()                                                                                  \
-  do {                                                                                                \
-    Folder folder;                                                                                    \
-    write(folder / "a.gz", compressed_labels);                                                        \
-    if (error_of([&] { open_bytes(folder / "a.gz", ""); }).find("without zlib") != std::string::npos) \
-      GTEST_SKIP() << "built without zlib";                                                           \
-  } while (0)
-
-const std::string source = "fetch it again", mend = "): move it away and " + source;
-
-// ---- IDX ------------------------------------------------------------------------------------------------------------
-TEST(Idx, ReadsPlain) {
-  Folder dir;
-  Bytes pixels = noise(5 * 4 * 3, 1);
-  write(dir / "a", idx(0x803, {5, 4, 3}, pixels));
-  Tensor t = read_idx(dir / "a", 3, source);
-  EXPECT_EQ(t.shape(), (Shape{5, 4, 3}));
-  EXPECT_TRUE(std::equal(pixels.begin(), pixels.end(), t.data<std::uint8_t>()));
-}
-
-TEST(Idx, ReadsCompressed) {
-  NEEDS_ZLIB();
-  Folder dir;
-  Bytes pixels = noise(2 * 300 * 200, 1);  // more than one block
-  write(dir / "a.gz", gzip(idx(0x803, {2, 300, 200}, pixels)));
-  Tensor t = read_idx(dir / "a.gz", 3, source);
-  EXPECT_TRUE(std::equal(pixels.begin(), pixels.end(), t.data<std::uint8_t>()));
-  write(dir / "b.gz", compressed_labels);
-  t = read_idx(dir / "b.gz", 1, source);
-  ASSERT_EQ(t.numel(), 40);
-  for (int i = 0; i < 40; i++) EXPECT_EQ(t.data<std::uint8_t>()[i], i * i % 10);
-}
-
-TEST(Idx, EveryTruncationIsNamed) {
-  Folder dir;
-  Bytes file = idx(0x803, {5, 4, 3}, noise(60, 2));
-  ASSERT_EQ(file.size(), 76u);
-  for (std::size_t size = 0; size < file.size(); size++) {
-    write(dir / "a", cut(file, size));
-    EXPECT_ERROR(read_idx(dir / "a", 3, source), (dir / "a").string(), "truncated", mend);
-  }
-  write(dir / "a", cut(file, 10));
-  EXPECT_ERROR(read_idx(dir / "a", 3, source), "truncated after 10 bytes, expected 16");
-}
-
-TEST(Idx, EveryTruncationOfCompressedFilesIsNamed) {
-  NEEDS_ZLIB();
-  Folder dir;
-  const Bytes& file = compressed_labels;
-  for (std::size_t size = 0; size < file.size(); size++) {
-    write(dir / "a.gz", cut(file, size));
-    EXPECT_ERROR(read_idx(dir / "a.gz", 1, source), (dir / "a.gz").string(), mend);
-  }
-  write(dir / "a.gz", cut(file, file.size() - 8));  // all data, no checksum
-  EXPECT_ERROR(read_idx(dir / "a.gz", 1, source), "ends before its checksum");
-  write(dir / "a.gz", cut(file, file.size() - 16));
-  EXPECT_ERROR(read_idx(dir / "a.gz", 1, source), "truncated after", "expected 48");
-}
-
-TEST(Idx, EveryFlippedBitOfTheHeaderIsNoticed) {
-  Folder dir;
-  Bytes file = idx(0x803, {5, 4, 3}, noise(60, 4));
-  for (int bit = 0; bit < 16 * 8; bit++) {
-    Bytes damaged = file;
-    damaged[bit / 8] ^= std::uint8_t(1 << (bit % 8));
-    write(dir / "a", damaged);
-    EXPECT_ERROR(read_idx(dir / "a", 3, source), (dir / "a").string(), mend);
-  }
-}
-
-TEST(Idx, EveryFlippedBitOfACompressedFileIsNoticed) {
-  NEEDS_ZLIB();
-  Folder dir;
-  const Bytes& file = compressed_labels;
-  int harmless = 0;
-  for (std::size_t bit = 0; bit < file.size() * 8; bit++) {
-    Bytes damaged = file;
-    damaged[bit / 8] ^= std::uint8_t(1 << (bit % 8));
-    write(dir / "a.gz", damaged);
-    std::string text = error_of([&] {
-      Tensor t = read_idx(dir / "a.gz", 1, source);
-      for (int i = 0; i < 40; i++) EXPECT_EQ(t.data<std::uint8_t>()[i], i * i % 10) << "bit " << bit;
-    });
-    if (text == "nothing") harmless++;  // time stamp and such: 7 bytes of gzip's header mean nothing to us
-  }
-  EXPECT_LE(harmless, 7 * 8);
-}
-
-TEST(Idx, SaysWhatItFoundAndExpected) {
-  Folder dir;
-  write(dir / "labels", idx(0x801, {3}, {1, 2, 3}));
-  EXPECT_ERROR(read_idx(dir / "labels", 3, source), "is another file (begins with the number 2049, expected 2051",
-               mend);
-  write(dir / "longer", idx(0x801, {3}, {1, 2, 3, 4}));
-  EXPECT_ERROR(read_idx(dir / "longer", 1, source), "goes on after 11 bytes", mend);
-  write(dir / "empty", idx(0x801, {0}, {}));
-  EXPECT_ERROR(read_idx(dir / "empty", 1, source), "0 along axis 0");
-  // Extents whose product overflows 64 bits must not become a small number.
-  write(dir / "huge", idx(0x803, {0x80000000u, 0x80000000u, 4}, {1, 2, 3}));
-  EXPECT_ERROR(read_idx(dir / "huge", 3, source), "header is damaged: it announces [2147483648,2147483648,4]");
-  write(dir / "cut", idx(0x803, {60000, 28, 28}, {1, 2, 3}));
-  EXPECT_ERROR(read_idx(dir / "cut", 3, source), "truncated", "holds at most 19 bytes, expected 47040016");
-  EXPECT_ERROR(read_idx(dir / "none", 1, source), (dir / "none").string() + ": there is no such file: " + source);
-  fs::create_directory(dir / "folder");
-  EXPECT_ERROR(read_idx(dir / "folder", 1, source), "is a directory, expected a file: move it away and " + source);
-}
-
-TEST(Idx, SaysWhatIsWrongWithACompressedFile) {
-  NEEDS_ZLIB();
-  Folder dir;
-  write(dir / "longer.gz", gzip(idx(0x801, {3}, {1, 2, 3, 4})));
-  EXPECT_ERROR(read_idx(dir / "longer.gz", 1, source), "goes on after 11 bytes");
-  Bytes tail = gzip(idx(0x801, {3}, {1, 2, 3}));
-  tail.push_back(7);
-  write(dir / "tail.gz", tail);
-  EXPECT_ERROR(read_idx(dir / "tail.gz", 1, source), "bytes after the end of its compressed data");
-  tail.back() = 0x1f;  // a member that is cut off
-  write(dir / "tail.gz", tail);
-  EXPECT_ERROR(read_idx(dir / "tail.gz", 1, source), "ends before its checksum");
-}
-
-// RFC 1952: a file is a series of members; tar and others fill the rest of a block with zeros. The contents decide, not
-// the name.
-TEST(Idx, ReadsGzipAsItIsWritten) {
-  NEEDS_ZLIB();
-  Folder dir;
-  const Bytes plain = idx(0x801, {3}, {1, 2, 3});
-  for (std::size_t cut = 0; cut <= plain.size(); cut++) {
-    Bytes members = gzip({plain.begin(), plain.begin() + std::ptrdiff_t(cut)});
-    for (const Bytes& more : {gzip({}), gzip({plain.begin() + std::ptrdiff_t(cut), plain.end()}), Bytes(cut * 100)})
-      members.insert(members.end(), more.begin(), more.end());
-    write(dir / "members.gz", members);
-    EXPECT_EQ(read_idx(dir / "members.gz", 1, source).values(), (std::vector<double>{1, 2, 3})) << cut;
-  }
-  write(dir / "plain.gz", plain);
-  write(dir / "compressed", gzip(plain));
-  for (const char* name : {"plain.gz", "compressed"})
-    EXPECT_EQ(read_idx(dir / name, 1, source).values(), (std::vector<double>{1, 2, 3})) << name;
-}
-
-TEST(Idx, NamesTheFileThatHasAlmostTheName) {
-  Folder dir;
-  for (const char* near : {"t10k-labels.idx1-ubyte", "t10k-labels-idx1-ubyte (1).gz", "T10K-Labels-idx1-ubyte.GZ"}) {
-    write(dir / near, {1});
-    EXPECT_ERROR(read_idx(dir / "t10k-labels-idx1-ubyte.gz", 1, source), std::string("but ") + (dir / near).string());
-    fs::remove(dir / near);
-  }
-  write(dir / "t10k-labels-idx1-ubyte.md5", {1});
-  EXPECT_ERROR(read_idx(dir / "t10k-labels-idx1-ubyte", 1, source), "there is no such file: " + source);
-  write(dir / "train-images.idx3-ubyte", {1});
-  EXPECT_ERROR(find_data("mnist", dir.path),
-               "train-images.idx3-ubyte: give it the name train-images-idx3-ubyte, and the others");
-}
-
-TEST(Idx, LabelsAreCheckedAgainstTheirRangeAndNumber) {
-  Folder dir;
-  write(dir / "x", idx(0x803, {4, 2, 2}, noise(16, 6)));
-  write(dir / "y", idx(0x801, {4}, {0, 9, 10, 3}));
-  EXPECT_ERROR(idx_pictures("set", dir / "x", dir / "y", 10, source),
-               "y: is damaged, or another data set's (label 10 at position 2, expected 0 to 9" + mend);
-  write(dir / "y", idx(0x801, {3}, {0, 9, 3}));
-  EXPECT_ERROR(idx_pictures("set", dir / "x", dir / "y", 10, source), "x: has 4 pictures, expected 3",
-               "move both away and " + source);
-  write(dir / "y", idx(0x801, {4}, {0, 9, 3, 7}));
-  Pictures p = idx_pictures("set", dir / "x", dir / "y", 10, source);
-  EXPECT_EQ(p.images.shape(), (Shape{4, 2, 2, 1}));
-  EXPECT_EQ(p.labels.values(), (std::vector<double>{0, 9, 3, 7}));
-}
-
-// ---- Fashion-MNIST and CIFAR-10 -------------------------------------------------------------------------------------
+// ---- Fashion-MNIST, MNIST and CIFAR ---------------------------------------------------------------------------------
 void write_fashion(const fs::path& dir, bool compressed, std::uint32_t side = 28) {
   for (auto [prefix, n] : {std::pair{"train", 30u}, {"t10k", 10u}}) {
     Bytes labels(n);
     for (std::uint32_t i = 0; i < n; i++) labels[i] = std::uint8_t(i % 10);
     Bytes x = idx(0x803, {n, side, side}, noise(n * side * side, n)), y = idx(0x801, {n}, labels);
     std::string end = compressed ? ".gz" : "";
-    write(dir / (prefix + ("-images-idx3-ubyte" + end)), compressed ? gzip(x) : x);
-    write(dir / (prefix + ("-labels-idx1-ubyte" + end)), compressed ? gzip(y) : y);
+    save(dir / (prefix + ("-images-idx3-ubyte" + end)), compressed ? gzip(x) : x);
+    save(dir / (prefix + ("-labels-idx1-ubyte" + end)), compressed ? gzip(y) : y);
   }
 }
 
 TEST(FashionMnist, ReadsBothForms) {
   NEEDS_ZLIB();
-  Folder a, b;
-  write_fashion(a.path, true);
-  write_fashion(b.path, false);
-  Dataset x = fashion_mnist(a.path), y = fashion_mnist(b.path);
+  DataFolder a, b;
+  write_fashion(a.path(), true);
+  write_fashion(b.path(), false);
+  Dataset x = fashion_mnist(a.path()), y = fashion_mnist(b.path());
   EXPECT_EQ(x.train.images.shape(), (Shape{30, 28, 28, 1}));
   EXPECT_EQ(x.test.count(), 10);
   EXPECT_EQ(x.train.images.values(), y.train.images.values());
@@ -307,17 +42,17 @@ TEST(FashionMnist, ReadsBothForms) {
 }
 
 TEST(FashionMnist, Errors) {
-  Folder dir;
-  std::string command = "run datasets/get-data.sh fashion-mnist " + dir.path.string();
-  write_fashion(dir.path, false, 27);
-  EXPECT_ERROR(fashion_mnist(dir.path), "27 × 27 pixels, expected 28 × 28", command);
-  write_fashion(dir.path, false);
+  DataFolder dir;
+  std::string command = "run datasets/get-data.sh fashion-mnist " + dir.path().string();
+  write_fashion(dir.path(), false, 27);
+  EXPECT_REFUSED(fashion_mnist(dir.path()), "27 × 27 pixels, expected 28 × 28", command);
+  write_fashion(dir.path(), false);
   fs::remove(dir / "t10k-images-idx3-ubyte");
-  EXPECT_ERROR(fashion_mnist(dir.path), "t10k-images-idx3-ubyte.gz: there is no such file: " + command);
+  EXPECT_REFUSED(fashion_mnist(dir.path()), "t10k-images-idx3-ubyte.gz: there is no such file: " + command);
   write_fashion(dir / "fashion-mnist", false);
   fs::remove(dir / "fashion-mnist/train-labels-idx1-ubyte");
-  EXPECT_ERROR(load_dataset("fashion-mnist", dir.path),
-               "train-labels-idx1-ubyte.gz: there is no such file: " + command);
+  EXPECT_REFUSED(load_dataset("fashion-mnist", dir.path()),
+                 "train-labels-idx1-ubyte.gz: there is no such file: " + command);
 }
 
 constexpr std::size_t record = 3073;
@@ -329,14 +64,14 @@ Bytes cifar_file(std::size_t records, unsigned seed) {
 }
 
 void write_cifar(const fs::path& dir, std::size_t records) {
-  for (unsigned k = 1; k <= 5; k++) write(dir / ("data_batch_" + std::to_string(k) + ".bin"), cifar_file(records, k));
-  write(dir / "test_batch.bin", cifar_file(records, 6));
+  for (unsigned k = 1; k <= 5; k++) save(dir / ("data_batch_" + std::to_string(k) + ".bin"), cifar_file(records, k));
+  save(dir / "test_batch.bin", cifar_file(records, 6));
 }
 
 TEST(Cifar, PlanesBecomePixels) {
-  Folder dir;
-  write_cifar(dir.path, 70);
-  Dataset d = cifar10(dir.path, 70);
+  DataFolder dir;
+  write_cifar(dir.path(), 70);
+  Dataset d = cifar10(dir.path(), 70);
   EXPECT_EQ(d.train.images.shape(), (Shape{350, 32, 32, 3}));
   EXPECT_EQ(d.test.images.shape(), (Shape{70, 32, 32, 3}));
   EXPECT_NO_THROW(check(d.train));
@@ -355,25 +90,82 @@ TEST(Cifar, PlanesBecomePixels) {
 }
 
 TEST(Cifar, DamageIsNamed) {
-  Folder dir;
-  std::string command = "move it away and run datasets/get-data.sh cifar-10 " + dir.path.string();
-  write_cifar(dir.path, 3);
+  DataFolder dir;
+  std::string command = "move it away and run datasets/get-data.sh cifar-10 " + dir.path().string();
+  write_cifar(dir.path(), 3);
   Bytes good = cifar_file(3, 2);
   for (std::size_t size : {std::size_t{0}, std::size_t{1}, record - 1, record, record + 1, 3 * record - 1}) {
-    write(dir / "data_batch_2.bin", cut(good, size));  // `record`: whole records, but too few
-    EXPECT_ERROR(cifar10(dir.path, 3), (dir / "data_batch_2.bin").string(),
-                 "truncated after " + std::to_string(size) + " bytes", "expected 9219", command);
+    save(dir / "data_batch_2.bin", cut(good, size));  // `record`: whole records, but too few
+    EXPECT_REFUSED(cifar10(dir.path(), 3), (dir / "data_batch_2.bin").string(),
+                   "truncated after " + std::to_string(size) + " bytes", "expected 9219", command);
   }
-  write(dir / "data_batch_2.bin", cut(good, 3 * record + 1));
-  EXPECT_ERROR(cifar10(dir.path, 3), "goes on after 9219 bytes", command);
+  save(dir / "data_batch_2.bin", cut(good, 3 * record + 1));
+  EXPECT_REFUSED(cifar10(dir.path(), 3), "goes on after 9219 bytes", command);
   good[2 * record] = 10;
-  write(dir / "data_batch_2.bin", good);
-  EXPECT_ERROR(cifar10(dir.path, 3), "label 10 in record 2, expected 0 to 9", command);
+  save(dir / "data_batch_2.bin", good);
+  EXPECT_REFUSED(cifar10(dir.path(), 3), "label 10 in record 2, expected 0 to 9", command);
   fs::remove(dir / "data_batch_2.bin");
-  EXPECT_ERROR(cifar10(dir.path, 3), "there is no such file: run datasets/get-data.sh cifar-10 ");
+  EXPECT_REFUSED(cifar10(dir.path(), 3), "there is no such file: run datasets/get-data.sh cifar-10 ");
   fs::create_directory(dir / "data_batch_2.bin");
-  EXPECT_ERROR(cifar10(dir.path, 3), "is a directory");
-  EXPECT_ERROR(cifar10(dir.path), "expected 30730000");  // data_batch_1 has 3 records
+  EXPECT_REFUSED(cifar10(dir.path(), 3), "is a directory");
+  EXPECT_REFUSED(cifar10(dir.path()), "expected 30730000");  // data_batch_1 has 3 records
+}
+
+Bytes cifar100_file(int records) {
+  Bytes b;
+  for (int i = 0; i < records; i++) {
+    b.push_back(std::uint8_t(i % 20));
+    b.push_back(std::uint8_t(99 - i));
+    for (int k = 0; k < 3072; k++) b.push_back(std::uint8_t(k / 1024 * 80 + (k + i) % 32));
+  }
+  return b;
+}
+
+TEST(Cifar100, HasFineAndCoarseLabels) {
+  DataFolder dir;
+  save(dir.file("train.bin"), cifar100_file(5));
+  save(dir.file("test.bin"), cifar100_file(3));
+  const fs::path folder = fs::path(dir.file("train.bin")).parent_path();
+  const Dataset fine = cifar100(folder, CifarLabels::fine, 5, 3), coarse = cifar100(folder, CifarLabels::coarse, 5, 3);
+  EXPECT_EQ(fine.train.images.shape(), (Shape{5, 32, 32, 3}));
+  EXPECT_EQ(fine.test.count(), 3);
+  EXPECT_EQ(fine.train.labels.values(), (std::vector<double>{99, 98, 97, 96, 95}));
+  EXPECT_EQ(coarse.train.labels.values(), (std::vector<double>{0, 1, 2, 3, 4}));
+  EXPECT_EQ(fine.train.class_names.size(), 100u);
+  EXPECT_EQ(fine.train.class_names[99], "worm");
+  EXPECT_EQ(coarse.classes(), 20);
+  EXPECT_EQ(coarse.train.class_names[19], "vehicles_2");
+  EXPECT_EQ(fine.train.images.data<std::uint8_t>()[32 * 3 * 2 + 3 * 4 + 1], 80 + 4);  // row 2, column 4, green
+  EXPECT_NO_THROW(check(fine.train));
+  EXPECT_NO_THROW(check(fine.test));
+  EXPECT_EQ(fine.train.mean, fine.test.mean);
+
+  Bytes bad = cifar100_file(5);
+  bad[3074] = 20;
+  save(dir.file("train.bin"), bad);
+  EXPECT_REFUSED(cifar100(folder, CifarLabels::fine, 5, 3), "train.bin", "label 20 in record 1, expected 0 to 19",
+                 "get-data.sh cifar-100");
+  bad.resize(4 * 3074);
+  save(dir.file("train.bin"), bad);
+  EXPECT_REFUSED(cifar100(folder, CifarLabels::fine, 5, 3), "truncated after 12296", "expected 15370");
+}
+
+TEST(Mnist, IsTheOtherSetOfTheSameFiles) {
+  DataFolder dir;
+  for (const char* part : {"train", "t10k"}) {
+    Bytes images = {0, 0, 8, 3, 0, 0, 0, 2, 0, 0, 0, 28, 0, 0, 0, 28}, labels = {0, 0, 8, 1, 0, 0, 0, 2, 7, 2};
+    images.resize(images.size() + 2 * 784, 9);
+    images.back() = 255;
+    save(dir.file(std::string("mnist/") + part + "-images-idx3-ubyte"), images);
+    save(dir.file(std::string("mnist/") + part + "-labels-idx1-ubyte"), labels);
+  }
+  const fs::path root = fs::path(dir.file("mnist")).parent_path();
+  const Dataset d = load_dataset("mnist", root);
+  EXPECT_EQ(d.train.labels.values(), (std::vector<double>{7, 2}));
+  EXPECT_EQ(d.train.class_names[7], "7");
+  EXPECT_NEAR(d.train.mean[0], (9.0 * 1567 + 255) / 1568 / 255, 1e-6);
+  EXPECT_NO_THROW(check(d.test));
+  EXPECT_REFUSED(load_dataset("fashion-mnist", root / "mnist"), "fashion-mnist", "was not found");
 }
 
 // ---- where the files are --------------------------------------------------------------------------------------------
@@ -389,21 +181,21 @@ struct Environment {
 };
 
 TEST(FindData, LooksInThreePlacesInOrder) {
-  Folder a, b;
+  DataFolder a, b;
   write_fashion(a / "fashion-mnist", true);
   write_fashion(b / "fashion-mnist", false);
-  Environment variable("TANDEM_DATA", b.path.c_str());
+  Environment variable("TANDEM_DATA", b.path().c_str());
   EXPECT_EQ(find_data("fashion-mnist"), b / "fashion-mnist");
-  EXPECT_EQ(find_data("fashion-mnist", a.path), a / "fashion-mnist");
+  EXPECT_EQ(find_data("fashion-mnist", a.path()), a / "fashion-mnist");
   EXPECT_EQ(find_data("fashion-mnist", a / "fashion-mnist"), a / "fashion-mnist");  // the folder itself will do
   EXPECT_THROW(find_data("fashion-mnist", a / "nothing"), UsageError);  // a folder that was named is not second-guessed
   EXPECT_EQ(load_dataset("fashion-mnist").train.count(), 30);
 }
 
 TEST(FindData, FashionMnistsFirstPicturesStandInForAll) {
-  Folder empty;
-  Environment variable("TANDEM_DATA", empty.path.c_str());
-  EXPECT_THROW(find_data("fashion-mnist", empty.path), UsageError);  // a folder that was named is not second-guessed
+  DataFolder empty;
+  Environment variable("TANDEM_DATA", empty.path().c_str());
+  EXPECT_THROW(find_data("fashion-mnist", empty.path()), UsageError);  // a folder that was named is not second-guessed
   testing::internal::CaptureStderr();
   const Dataset d = load_dataset("fashion-mnist");
   const std::string said = testing::internal::GetCapturedStderr();
@@ -418,21 +210,21 @@ TEST(FindData, FashionMnistsFirstPicturesStandInForAll) {
 }
 
 TEST(FindData, ErrorNamesEveryPlaceAndTheCommand) {
-  Folder a, b, empty;
+  DataFolder a, b, empty;
   fs::path here = fs::current_path();
-  fs::current_path(empty.path);
+  fs::current_path(empty.path());
   {
-    Environment variable("TANDEM_DATA", b.path.c_str());
-    EXPECT_ERROR(find_data("cifar-10", a.path), "cifar-10 (data_batch_1.bin) was not found in",
-                 (a / "cifar-10-batches-bin").string(), "run datasets/get-data.sh cifar-10 " + a.path.string());
-    EXPECT_ERROR(find_data("cifar-10"), (b / "cifar-10-batches-bin").string(), ", data/cifar-10-batches-bin",
-                 ", data:");
+    Environment variable("TANDEM_DATA", b.path().c_str());
+    EXPECT_REFUSED(find_data("cifar-10", a.path()), "cifar-10 (data_batch_1.bin) was not found in",
+                   (a / "cifar-10-batches-bin").string(), "run datasets/get-data.sh cifar-10 " + a.path().string());
+    EXPECT_REFUSED(find_data("cifar-10"), (b / "cifar-10-batches-bin").string(), ", data/cifar-10-batches-bin",
+                   ", data:");
   }
   Environment variable("TANDEM_DATA", nullptr);
-  EXPECT_ERROR(find_data("cifar-10"), "TANDEM_DATA is not set", "run datasets/get-data.sh cifar-10,");
+  EXPECT_REFUSED(find_data("cifar-10"), "TANDEM_DATA is not set", "run datasets/get-data.sh cifar-10,");
   fs::current_path(here);
-  EXPECT_ERROR(find_data("imagenet"), "imagenet", "choose mnist, fashion-mnist, cifar-10 or cifar-100");
-  EXPECT_ERROR(load_dataset("imagenet"), "imagenet", "synthetic-fashion-mnist");
+  EXPECT_REFUSED(find_data("imagenet"), "imagenet", "choose mnist, fashion-mnist, cifar-10 or cifar-100");
+  EXPECT_REFUSED(load_dataset("imagenet"), "imagenet", "synthetic-fashion-mnist");
   EXPECT_THROW(load_dataset("imagenet"), UsageError);  // what the user gave is at fault
 }
 
@@ -440,7 +232,7 @@ TEST(FindData, ErrorNamesEveryPlaceAndTheCommand) {
 TEST(GetData, ExitStatusAndNoHalfFiles) {
   if (!fs::exists("datasets/get-data.sh")) GTEST_SKIP() << "not run from the repository's root";
   if (std::system("command -v curl >/dev/null 2>&1") != 0) GTEST_SKIP() << "file:// addresses need curl";
-  Folder dir;
+  DataFolder dir;
   auto run = [&](const std::string& mirror, const std::string& arguments) {
     std::string line = "TANDEM_MIRROR='" + mirror + "' sh datasets/get-data.sh " + arguments + " >/dev/null 2>&1";
     int status = std::system(line.c_str());
@@ -448,10 +240,26 @@ TEST(GetData, ExitStatusAndNoHalfFiles) {
   };
   EXPECT_EQ(run("", ""), 2);
   EXPECT_EQ(run("", "imagenet"), 2);
-  EXPECT_EQ(run("http://127.0.0.1:1/", "fashion-mnist " + dir.path.string()), 3);
-  write(dir / "mirror/t10k-labels-idx1-ubyte.gz", noise(5148, 9));
-  EXPECT_EQ(run("file://" + (dir / "mirror").string(), "fashion-mnist " + dir.path.string()), 4);
+  EXPECT_EQ(run("http://127.0.0.1:1/", "fashion-mnist " + dir.path().string()), 3);
+  save(dir / "mirror/t10k-labels-idx1-ubyte.gz", noise(5148, 9));
+  EXPECT_EQ(run("file://" + (dir / "mirror").string(), "fashion-mnist " + dir.path().string()), 4);
   EXPECT_TRUE(fs::is_empty(dir / "fashion-mnist"));
+}
+
+TEST(LoadDataset, KnowsBothSpellingsAndPaths) {
+  EXPECT_EQ(load_dataset("synthetic-mnist").name, "synthetic-mnist");
+  EXPECT_REFUSED(load_dataset("cifar100", "/nowhere"), "cifar-100 (train.bin) was not found", "get-data.sh cifar-100");
+  EXPECT_REFUSED(load_dataset("pictures/of/cats"), "no data set called pictures/of/cats", "cifar-100-coarse", "folder");
+}
+
+TEST(LoadDataset, OptionsWithoutUseAreNamed) {
+  DataFolder dir;
+  EXPECT_REFUSED(load_dataset("synthetic-mnist", {}, {.size = 64}), "synthetic-mnist", "--size");
+  EXPECT_REFUSED(load_dataset("mnist", "synthetic", {.skip_broken = true}), "--skip-broken");
+  save(dir.file("a.npy"), npy("|u1", "(2, 3, 3)", Bytes(18)));
+  EXPECT_REFUSED(load_dataset(dir.file("a.npy"), {}, {.size = 64}), "a.npy", "--size");
+  EXPECT_REFUSED(load_dataset(dir.file("a.npy"), "/data"), "a.npy", "--data /data");
+  EXPECT_REFUSED(load_dataset("cifar-100", "synthetic"), "no data set called synthetic-cifar-100", "synthetic-mnist");
 }
 
 // ---- pictures in memory ---------------------------------------------------------------------------------------------
@@ -464,11 +272,11 @@ TEST(InMemory, MeasuresMeanAndDeviation) {
   EXPECT_FLOAT_EQ(p.mean[1], 10 / 255.0f);
   EXPECT_FLOAT_EQ(p.std[1], 1.0f);  // one colour: nothing to divide by
   y[1] = 2;
-  EXPECT_ERROR(in_memory("mine", x, {2, 1, 2, 2}, y, 2), "mine: picture 1 has the label 2, expected 0 to 1");
-  EXPECT_ERROR(in_memory("mine", x, {2, 2, 2, 2}, y, 2), "8 bytes for pictures of the shape [2,2,2,2]");
-  EXPECT_ERROR(in_memory("mine", x, {4, 1, 2, 1}, y, 2), "2 labels for 4 pictures");
-  EXPECT_ERROR(in_memory("mine", x, {8, 1}, y, 2), "[N, H, W, C]");
-  EXPECT_ERROR(in_memory("mine", {}, {0, 1, 1, 1}, {}, 2), "no pictures");
+  EXPECT_REFUSED(in_memory("mine", x, {2, 1, 2, 2}, y, 2), "mine: picture 1 has the label 2, expected 0 to 1");
+  EXPECT_REFUSED(in_memory("mine", x, {2, 2, 2, 2}, y, 2), "8 bytes for pictures of the shape [2,2,2,2]");
+  EXPECT_REFUSED(in_memory("mine", x, {4, 1, 2, 1}, y, 2), "2 labels for 4 pictures");
+  EXPECT_REFUSED(in_memory("mine", x, {8, 1}, y, 2), "[N, H, W, C]");
+  EXPECT_REFUSED(in_memory("mine", {}, {0, 1, 1, 1}, {}, 2), "no pictures");
 }
 
 TEST(InMemory, OutlivesItsMaker) {
@@ -514,10 +322,262 @@ TEST(HoldBack, PartsAreDisjointCompleteAndRepeatable) {
   double middle = std::accumulate(b.begin(), b.end(), 0.0) / 100;  // 500 ± 29 (one standard deviation)
   EXPECT_NEAR(middle, 500, 120);
   EXPECT_EQ(rest.mean, p.mean);
-  EXPECT_ERROR(split(p, -1, 5), "cannot hold back -1 of 1000");
+  EXPECT_REFUSED(split(p, -1, 5), "cannot hold back -1 of 1000");
   EXPECT_EQ(numbers(split(p, 0, 5).first).size(), std::size_t(n));
   EXPECT_EQ(split(p, 0, 5).second.count(), 0);
-  EXPECT_ERROR(split(p, n, 5), "cannot hold back 1000 of 1000");
+  EXPECT_REFUSED(split(p, n, 5), "cannot hold back 1000 of 1000");
+}
+
+TEST(DatasetOf, HoldsBackATenth) {
+  Bytes images(50 * 4 * 4 * 2);
+  std::vector<std::int32_t> labels(50);
+  for (std::size_t i = 0; i < images.size(); i++) images[i] = std::uint8_t(i / 32);
+  for (int i = 0; i < 50; i++) labels[std::size_t(i)] = i % 3;
+  const Dataset d = Dataset::of(images, {50, 4, 4, 2}, labels, "mine");
+  EXPECT_EQ(d.train.count(), 45);
+  EXPECT_EQ(d.test.count(), 5);
+  EXPECT_EQ(d.classes(), 3);
+  EXPECT_EQ(d.channels(), 2);
+  EXPECT_EQ(d.side(), 4);
+  for (std::int64_t i = 0; i < 5; i++)  // picture and label stay together
+    EXPECT_EQ(d.test.images.data<std::uint8_t>()[i * 32] % 3, d.test.labels.data<std::int32_t>()[i]);
+  const auto about = description(d.train);
+  EXPECT_EQ(about.at("pictures"), "mine train");
+  EXPECT_EQ(about.at("classes"), "0\n1\n2");
+  EXPECT_EQ(about.at("side"), "4");
+  EXPECT_EQ(std::stof(about.at("mean")), d.train.mean[0]);
+  EXPECT_REFUSED(Dataset::of(Bytes(32), {1, 4, 4, 2}, std::vector<std::int32_t>{0}), "at least 2");
+}
+
+TEST(NpyDataset, ReadsPicturesAndLabels) {
+  DataFolder dir;
+  Bytes pixels(20 * 9), labels;
+  for (std::size_t i = 0; i < pixels.size(); i++) pixels[i] = std::uint8_t(i);
+  for (int i = 0; i < 20; i++) labels.insert(labels.end(), {std::uint8_t(i % 4), 0, 0, 0, 0, 0, 0, 0});
+  save(dir.file("a.npy"), npy("|u1", "(20, 3, 3)", pixels));
+  save(dir.file("a_labels.npy"), npy("<i8", "(20,)", labels));
+  const Dataset one = load_dataset(dir.file("a.npy"));
+  EXPECT_EQ(one.train.images.shape(), (Shape{18, 3, 3, 1}));
+  EXPECT_EQ(one.test.count(), 2);
+  EXPECT_EQ(one.classes(), 4);
+
+  Bytes floats;  // 0, 0.5, 1, 0 …
+  for (int i = 0; i < 2 * 2 * 2 * 3; i++) {
+    const float v = float(i % 3) / 2;
+    const auto* raw = reinterpret_cast<const std::uint8_t*>(&v);
+    floats.insert(floats.end(), raw, raw + 4);
+  }
+  for (int version : {1, 2, 3})
+    for (const char* part : {"train", "test"}) {
+      save(dir.file(std::string("x_") + part + ".npy"), npy("<f4", "(2, 2, 2, 3)", floats, version));
+      save(dir.file(std::string("y_") + part + ".npy"), npy("|u1", "(2,)", {1, 0}));
+    }
+  const Dataset two = load_dataset(dir.file("x_train.npy"));
+  EXPECT_EQ(two.test.count(), 2);
+  EXPECT_EQ(two.train.labels.values(), (std::vector<double>{1, 0}));
+  EXPECT_EQ(two.train.images.slice(0, 1).values(),
+            (std::vector<double>{0, 128, 255, 0, 128, 255, 0, 128, 255, 0, 128, 255}));
+}
+
+TEST(NpyDataset, LabelsHaveNoGaps) {
+  DataFolder dir;
+  const std::string x = dir.file("a.npy");
+  save(x, npy("|u1", "(2, 3, 3)", Bytes(18)));
+  EXPECT_REFUSED(load_dataset(x), "a_labels.npy: there is no such file", "save the labels of");
+  auto with_labels = [&](const Bytes& labels) {
+    save(dir / "a_labels.npy", npy("|u1", "(2,)", labels));
+    return load_dataset(x);
+  };
+  EXPECT_REFUSED(with_labels({0, 0}), "a_labels.npy: all labels are 0");
+  EXPECT_REFUSED(with_labels({1, 2}), "no picture has the label 0, the largest is 2", "numpy.unique");
+  EXPECT_REFUSED(with_labels({0, 2}), "no picture has the label 1");
+}
+
+// ---- folders of pictures ----------------------------------------------------------------------------------------------
+TEST(PictureFolder, ClassesAreFolders) {
+  NEEDS_STB();
+  DataFolder dir;
+  for (int i = 0; i < 10; i++) {
+    save(dir.file("all/cat/" + std::to_string(i) + ".ppm"), square_pnm(6, 10 + i));
+    save(dir.file("all/dog/deep/" + std::to_string(i) + ".PPM"), square_pnm(6, 110 + i));
+  }
+  save(dir.file("all/cat/notes.txt"), {1, 2, 3});
+  const Dataset d = load_dataset(dir.file("all"));
+  EXPECT_EQ(d.name, "all");
+  EXPECT_EQ(d.train.class_names, (std::vector<std::string>{"cat", "dog"}));
+  EXPECT_EQ(d.train.images.shape(), (Shape{18, 6, 6, 3}));
+  EXPECT_EQ(d.test.count(), 2);
+  for (const Pictures* p : {&d.train, &d.test})
+    for (std::int64_t i = 0; i < p->count(); i++)
+      EXPECT_EQ(p->images.data<std::uint8_t>()[i * 108] >= 100, p->labels.data<std::int32_t>()[i]);
+  EXPECT_EQ(load_dataset(dir.file("all")).train.images.values(), d.train.images.values());
+  EXPECT_EQ(load_dataset(dir.file("all"), {}, {.size = 9}).side(), 9);
+}
+
+TEST(PictureFolder, TrainAndTestAreFolders) {
+  NEEDS_STB();
+  DataFolder dir;
+  const std::string all = dir.file("all");
+  save(dir.file("all/train/0/a.pgm"), square_pnm(5, 1, true));
+  save(dir.file("all/train/1/a.pgm"), square_pnm(5, 2, true));
+  EXPECT_REFUSED(load_dataset(all), "has train/ but no test/ or val/");
+  save(dir.file("all/val/1/b.pgm"), square_pnm(5, 3, true));
+  const Dataset d = load_dataset(all);
+  EXPECT_EQ(d.channels(), 1);  // all are grey
+  EXPECT_EQ(d.test.labels.values(), std::vector<double>{1});
+  save(dir.file("all/val/2/b.pgm"), square_pnm(5, 3, true));
+  EXPECT_REFUSED(load_dataset(all), "all/val/2: there is no such class");
+  fs::remove_all(dir.file("all/train"));
+  EXPECT_REFUSED(load_dataset(all), "has val/ but no train/", "all/val");
+}
+
+TEST(PictureFolder, BrokenPicturesAreRefusedOrCounted) {
+  NEEDS_STB();
+  DataFolder dir;
+  for (int i = 0; i < 20; i++)
+    save(dir.file(std::string(i < 10 ? "all/cat/" : "all/dog/") + std::to_string(i) + ".ppm"), square_pnm(6, i));
+  const std::string broken = dir.file("all/cat/3.ppm");
+  Bytes cut = square_pnm(6, 3);
+  cut.resize(40);
+  save(broken, cut);
+  const std::string all = dir.file("all");
+  EXPECT_REFUSED(load_dataset(all), broken, "is damaged (truncated after 40 bytes)", "--skip-broken");
+  testing::internal::CaptureStderr();
+  const Dataset d = load_dataset(all, {}, {.skip_broken = true});
+  const std::string printed = testing::internal::GetCapturedStderr();
+  EXPECT_NE(printed.find(" pictures left out that cannot be decoded, the first is " + broken), printed.npos);
+  EXPECT_EQ(d.train.count() + d.test.count(), 19);
+  save(broken, square_pnm(7, 3));
+  EXPECT_REFUSED(load_dataset(all), "pixels, expected", "--size");
+  EXPECT_EQ(load_dataset(all, {}, {.size = 4}).train.count(), 18);
+  fs::create_directories(dir.file("empty"));
+  EXPECT_REFUSED(load_dataset(dir.file("empty")), "holds no folders");
+  fs::create_directories(dir.file("empty/cat"));
+  EXPECT_REFUSED(load_dataset(dir.file("empty")), "single class, cat");
+}
+
+// As PyTorch's ImageFolder: at any depth, and no class without a picture; one class alone is the wrong folder.
+TEST(PictureFolder, ClassesMustBeTwoAndHoldPictures) {
+  NEEDS_STB();
+  DataFolder dir;
+  for (const char* name : {"cat", "dog"}) save(dir.file(std::string("up/all/") + name + "/1.ppm"), square_pnm(6, 1));
+  EXPECT_REFUSED(load_dataset(dir.file("up")), "single class, all", "did you mean", "up/all?");
+  fs::create_directories(dir.file("up/all/eel/deep"));
+  EXPECT_REFUSED(load_dataset(dir.file("up/all")), "up/all/eel: holds no pictures", "remove it");
+  fs::remove_all(dir.file("up/all/eel"));  // two pictures are left, one of them to test with
+  EXPECT_REFUSED(load_dataset(dir.file("up/all")), "the class", "no picture to train on", "a tenth");
+  for (int i = 0; i < 9; i++)
+    for (const char* name : {"cat", "dog", "eel/deep/er"})
+      save(dir.file(std::string("up/all/") + name + "/" + std::to_string(i) + ".ppm"), square_pnm(6, 1));
+  EXPECT_EQ(load_dataset(dir.file("up/all")).classes(), 3);
+  for (const char* name : {"train/0", "train/5", "val/5"})
+    save(dir.file(std::string("gap/") + name + "/1.ppm"), square_pnm(6, 1));
+  const Dataset gap = load_dataset(dir.file("gap"));
+  EXPECT_EQ(gap.classes(), 2);
+  EXPECT_EQ(gap.test.labels.values(), std::vector<double>{1});
+  fs::create_directories(dir.file("gap/val/0"));
+  EXPECT_REFUSED(load_dataset(dir.file("gap")), "gap/val/0: holds no pictures");
+}
+
+// What is beside the pictures, and how they are linked.
+TEST(PictureFolder, NothingIsLeftOutOrMistakenInSilence) {
+  NEEDS_STB();
+  DataFolder dir;
+  const fs::path all = dir.file("all");
+  for (int i = 0; i < 10; i++)
+    for (const char* name : {"cat", "dog"}) save(all / name / (std::to_string(i) + ".ppm"), square_pnm(6, i));
+  auto loaded = [&](const FolderOptions& options = {}) {
+    testing::internal::CaptureStderr();
+    const Dataset d = load_dataset(all, {}, options);
+    return std::to_string(d.train.count() + d.test.count()) + " " + testing::internal::GetCapturedStderr();
+  };
+  for (const char* hidden : {"cat/.ipynb_checkpoints/1.ppm", "cat/deep/.thumbs/1.ppm", ".git/1.ppm", "cat/._1.ppm",
+                             "__MACOSX/cat/1.ppm", "cat/__MACOSX/1.ppm"})
+    save(all / hidden, square_pnm(6, 1));
+  EXPECT_EQ(loaded(), "20 ");
+  fs::rename(all / "cat", all / "%81");
+  fs::rename(all / "dog", all / "\x81");
+  EXPECT_REFUSED(load_dataset(all), "two classes are written %81");
+  fs::rename(all / "%81", all / "cat");
+  fs::rename(all / "\x81", all / "dog");
+  for (const char* part : {"train/cat", "train/dog", "test/cat"})
+    save(dir.file("parts") / fs::path(part) / "1.ppm", square_pnm(6, 1));
+  save(dir.file("parts/beside.ppm"), square_pnm(6, 1));
+  testing::internal::CaptureStderr();
+  load_dataset(dir.file("parts"));
+  const std::string parts = testing::internal::GetCapturedStderr();
+  EXPECT_NE(parts.find("test/ has no pictures of some classes, the first is dog"), parts.npos) << parts;
+  EXPECT_NE(parts.find(": 1 files are not read, the first is " + dir.file("parts/beside.ppm")), parts.npos) << parts;
+  save(all / "cat/1.webp", {1});
+  save(all / "dog/2.WebP", {1});
+  save(all / "notes", {1});
+  save(all / "beside.ppm", square_pnm(6, 1));
+  EXPECT_EQ(loaded(), "20 " + all.string() + ": 4 files are not read, the first is " + all.string() + "/beside.ppm\n");
+  for (const char* file : {"cat/1.webp", "dog/2.WebP", "notes", "beside.ppm"}) fs::remove(all / file);
+  for (const char* name : {"jfif", "jpe", "JPEG", "pnm"})
+    save(all / "cat" / (std::string("b.") + name), square_pnm(6, 1));
+  EXPECT_EQ(loaded(), "24 ");
+
+  save(dir.file("store/1.ppm"), square_pnm(6, 1));
+  fs::create_directory_symlink(dir.file("store"), all / "cat/linked");
+  fs::create_symlink(dir.file("store/1.ppm"), all / "dog/linked.ppm");
+  EXPECT_EQ(loaded(), "26 ");
+  fs::create_directory_symlink(all, dir.file("store/up"));
+  EXPECT_REFUSED(loaded(), "is a link to a folder that it lies in");
+  testing::internal::GetCapturedStderr();
+  fs::remove(dir.file("store/up"));
+  fs::create_symlink("/nowhere/annex", all / "dog/gone.ppm");
+  EXPECT_REFUSED(loaded(), "dog/gone.ppm: is a link to /nowhere/annex", "--skip-broken");
+  testing::internal::GetCapturedStderr();
+  EXPECT_EQ(loaded({.skip_broken = true}).substr(0, 3), "26 ");
+  fs::remove(all / "dog/gone.ppm");
+  fs::create_symlink("/nowhere/eel", all / "eel");
+  EXPECT_REFUSED(loaded(), "all/eel: is a link to /nowhere/eel");
+  testing::internal::GetCapturedStderr();
+  fs::remove(all / "eel");
+  for (const auto& [name, written] : {std::pair{"M\x81nchen", "M%81nchen"},
+                                      {"two\nlines", "two%0Alines"},
+                                      {"a\x7f", "a%7F"},
+                                      {"\xc3\xa9\"',\\", "\xc3\xa9\"',\\"}}) {
+    fs::rename(all / "dog", all / name);
+    const auto names = load_dataset(all).train.class_names;
+    EXPECT_EQ(std::count(names.begin(), names.end(), written), 1) << written;
+    fs::rename(all / name, all / "dog");
+  }
+}
+
+TEST(PictureFolder, ASplitHasManySpellings) {
+  NEEDS_STB();
+  DataFolder dir;
+  int next = 0;
+  // Loads a folder of these folders, which hold two classes each; its output has the classes and the messages.
+  auto expect = [&](const std::vector<std::string>& folders, const std::string& part) {
+    const std::string all = dir.file("all" + std::to_string(next++));
+    for (const std::string& folder : folders)
+      for (const char* name : {"/x/1.ppm", "/y/1.ppm", "/y/2.ppm"})
+        save(fs::path(all) / (folder + name), square_pnm(6, 1));
+    testing::internal::CaptureStderr();
+    std::string printed;
+    try {
+      for (const std::string& name : load_dataset(all).train.class_names) printed += name + " ";
+    } catch (const UsageError& e) {
+      printed = e.what();
+    }
+    printed += testing::internal::GetCapturedStderr();
+    EXPECT_NE(printed.find(part), printed.npos) << printed;
+  };
+  for (const char* training : {"train", "Training", "TRAIN", "training_set", "training_data", "train_images"})
+    for (const char* test : {"test", "Testing", "val", "Valid", "validation", "test set", "TESTSET", "val2017"})
+      expect({training, test}, "x y ");
+  expect({"Train", "test", "val"}, "x y ");
+  expect({"Train", "test", "val"}, ": val/ is not used (--val");
+  expect({"train", "test", "extra"}, ": extra/ is not used");
+  expect({"train", "training", "test"}, "train/ and training/, which mean the same");
+  expect({"train", "val", "Validation"}, "which mean the same");
+  expect({"Test", "Val"}, "has Test/ but no train/");
+  expect({"valid", "invalid"}, "valid/ is taken for a class, beside invalid/");
+  expect({"left", "right"}, "left right ");
+  expect({"bus", "train", "tram", "x/y"}, "train/ is taken for a class, beside bus/, tram/");
 }
 
 // ---- synthetic pictures ---------------------------------------------------------------------------------------------
@@ -544,7 +604,7 @@ TEST(Synthetic, IsAFunctionOfItsSeed) {
   c.train = c.test = 10;
   EXPECT_EQ(synthetic(c).train.images.shape(), (Shape{10, 32, 32, 3}));
   c.noise = 65;
-  EXPECT_ERROR(synthetic(c), "noise 65");
+  EXPECT_REFUSED(synthetic(c), "noise 65");
 }
 
 // Power of a picture in the direction and at the period of a class: what a convolutional network can find out at once.
@@ -608,4 +668,4 @@ TEST(Synthetic, MeanPicturesTellNothing) {
 }
 
 }  // namespace
-}  // namespace tandem
+}  // namespace tandem::test

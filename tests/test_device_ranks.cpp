@@ -6,7 +6,8 @@
 #include "datasets/synthetic.h"
 #include "dist/collectives/in_process.h"
 #include "dist/strategies/all_reduce.h"
-#include "dist/strategies/rounds.h"
+#include "dist/strategies/daso.h"
+#include "dist/strategies/local_steps.h"
 #include "layers/layers.h"
 #include "layers/train/fit.h"
 #include "layers/train/options.h"
@@ -99,7 +100,7 @@ std::vector<Ended> on_ranks(int n, const Recipe& r, bool devices) {
     const RoundsOptions options{.bucket_bytes = 16384, .deadline = 30};
     const auto daso_options = DasoOptions::parse(r.local);
     auto strategy = r.local.empty() ? all_reduce(std::move(ranks[i]), r.exchange)
-                    : daso_options  ? daso(hosts->of(rank), *daso_options, {.deadline = 30, .bucket_bytes = 16384})
+                    : daso_options  ? daso(hosts->of(rank), *daso_options, options)
                                     : rounds(std::move(ranks[i]), *RoundSteps::parse(r.local), options);
     runs[i] = train(*backend, *strategy, r);
     if (twin) runs[i].log = twin->log;

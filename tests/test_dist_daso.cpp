@@ -24,9 +24,9 @@ std::vector<Ended> on_hosts(int hosts, int per_host, const std::string& name, co
   HostRanks ranks(hosts, per_host, between_hosts);
   std::vector<Ended> runs(static_cast<std::size_t>(n));
   const auto said = ranks_say(n, [&](int r) {
-    DasoRanks mine = ranks.of(r);
+    RoundRanks mine = ranks.of(r);
     auto strategy = naive ? naive_daso(std::move(mine), *options)
-                          : daso(std::move(mine), *options, {.deadline = 30, .bucket_bytes = 4096});
+                          : daso(std::move(mine), *options, {.bucket_bytes = 4096, .deadline = 30});
     body(*strategy, runs[std::size_t(r)]);
   });
   for (std::size_t r = 0; r < runs.size(); r++) runs[r].said = said[r];
@@ -96,11 +96,11 @@ TEST(Daso, DifferencesWithErrorFeedbackStayNearSynchronousSgd) {
 // A letter for each batch of an epoch: s sends, m merges, x both, b blocks, B merges and blocks.
 std::string timeline(const std::string& name, std::int64_t batches = per_epoch) {
   DasoSchedule schedule(*DasoOptions::parse(name));
-  schedule.begin_epoch(0, 1);
+  schedule.begin_epoch(0, {});
   std::string text;
   for (std::int64_t b = 0; b < batches; b++) {
-    const auto turn = schedule.next(b, batches - 1);
-    text += turn.blocks ? (turn.merges ? 'B' : 'b') : turn.sends ? (turn.merges ? 'x' : 's') : turn.merges ? 'm' : '-';
+    const auto turn = schedule.next({.batch = b, .last = batches - 1});
+    text += turn.waits ? (turn.merges ? 'B' : 'b') : turn.sends ? (turn.merges ? 'x' : 's') : turn.merges ? 'm' : '-';
   }
   return text;
 }
@@ -122,7 +122,7 @@ TEST(Daso, SendsAndMergesAtTheirBatches) {
 TEST(Daso, APlateauMakesBAndWSmallerAndAfterOneTheLongest) {
   DasoSchedule s(*DasoOptions::parse("daso:W=2" + cycling));
   auto epochs = [&](int n, double loss) {
-    for (int i = 0; i < n; i++) s.begin_epoch(0, 1), s.end_epoch(loss);
+    for (int i = 0; i < n; i++) s.begin_epoch(0, {}), s.end_epoch(loss);
     return std::pair(s.B(), s.W());
   };
   using Pair = std::pair<std::int64_t, std::int64_t>;

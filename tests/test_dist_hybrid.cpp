@@ -13,6 +13,7 @@
 #include "tests/host_ranks.h"
 #include "tests/naive.h"
 #include "tests/slices.h"
+#include "tests/support_channels.h"
 #include "tests/twin.h"
 
 namespace tandem::test {
@@ -45,7 +46,7 @@ std::vector<std::string> on_hosts(int here, int hosts, double sample, const Body
   auto ranks = in_process(n, {.deadline = 30}), layers = grouped(), machines = grouped();
   HostRanks daso_ranks(hosts, here);
   std::vector<std::vector<std::unique_ptr<Channel>>> lanes;
-  for (int k = 0; k < here; k++) lanes.push_back(in_process_channels(hosts, 30));
+  for (int k = 0; k < here; k++) lanes.push_back(in_process_channels(hosts));
   const bool naive = between.how.starts_with("naive-");
   const auto weights = DasoOptions::parse(naive ? between.how.substr(6) : between.how);
   return ranks_say(n, [&](int r) {
@@ -56,7 +57,7 @@ std::vector<std::string> on_hosts(int here, int hosts, double sample, const Body
       strategy = all_reduce(std::move(ranks[at]), {.bucket_bytes = 8192, .wire = between.wire, .classifier = layer});
     } else if (weights) {
       strategy = naive ? naive_daso(daso_ranks.of(r), *weights, layer)
-                       : daso(daso_ranks.of(r), *weights, {.deadline = 30, .bucket_bytes = 4096, .classifier = layer});
+                       : daso(daso_ranks.of(r), *weights, {.bucket_bytes = 4096, .deadline = 30, .classifier = layer});
     } else {
       std::vector<int> mine;
       for (int k = 0; k < here; k++) mine.push_back(r / here * here + k);

@@ -14,13 +14,14 @@
 #include "datasets/synthetic.h"
 #include "dist/collectives/in_process.h"
 #include "dist/strategies/all_reduce.h"
+#include "dist/strategies/local_steps.h"
 #include "dist/strategies/parameter_server.h"
-#include "dist/strategies/rounds.h"
 #include "layers/layers.h"
 #include "layers/optim/accumulation.h"
 #include "layers/train/fit.h"
 #include "tests/ranks.h"
 #include "tests/support.h"
+#include "tests/support_channels.h"
 
 namespace tandem::test {
 namespace {
@@ -109,7 +110,7 @@ template <class Model = Small>
 std::vector<Ended> on_ranks(int n, ParameterServerOptions options, const Recipe& run = {},
                             const ChannelFaults& faults = {}) {
   if (run.slow == 0) options.deadline = 30;
-  auto channels = in_process_channels(n, options.deadline, faults);
+  auto channels = in_process_channels(n, faults);
   std::vector<Ended> runs(static_cast<std::size_t>(n));
   all_well(ranks_say(n, [&](int r) {
     auto strategy = parameter_server(std::move(channels[std::size_t(r)]), options);
@@ -314,7 +315,7 @@ TEST(ParameterServer, BspIsAllReduceInDouble) {
     for (bool shared : {true, false}) {
       std::vector<std::vector<double>> rings(static_cast<std::size_t>(n)), served = rings;
       auto ranks = in_process(n, {.deadline = 30});
-      auto channels = in_process_channels(n, 30, {.shared_memory = shared});
+      auto channels = in_process_channels(n, {.shared_memory = shared});
       all_well(ranks_say(n, [&](int r) {
         auto ring = all_reduce(std::move(ranks[std::size_t(r)]), {});
         rings[std::size_t(r)] = own_loop(*ring, 12 * n, 20);

@@ -79,7 +79,7 @@ struct RendezvousOfRanks {
 };
 
 void exchanges(Rendezvous& r) {
-  Control c(r, {.start = 20, .silence = 3, .wait = 10});
+  Control c(r, r.membership(), {.start = 20, .silence = 3, .wait = 10});
   for (int round = 0; round < 3; round++) {
     const auto all = c.gather("from " + std::to_string(r.place().rank) + std::string(std::size_t(round) * 100000, 'x'));
     for (int k = 0; k < r.place().size; k++)
@@ -98,35 +98,18 @@ TEST(Rendezvous, RanksOfAHostFindEachOtherWithoutBeingTold) {
   }
 }
 
-TEST(Rendezvous, AFileSaysWhereRankZeroIs) {
-  const auto folder = std::filesystem::temp_directory_path() / ("tandem-meeting-" + std::to_string(getpid()));
-  std::filesystem::create_directory(folder);
-  chmod(folder.c_str(), 0700);
-  const std::string old = folder / "tandem-0123456789abcdef01234567", other = folder / "tandem-notes.txt";
-  for (const std::string& file : {old, other}) {
-    std::ofstream(file) << "1 2\n";
-    const timespec long_ago[2]{{1000, 0}, {1000, 0}};
-    utimensat(AT_FDCWD, file.c_str(), long_ago, 0);
-  }
-  RendezvousOfRanks m{.ranks = 2, .set = {{"XDG_RUNTIME_DIR", folder.string()}}};
-  EXPECT_FALSE(has_begun(m.job, variables(m.set)));
+TEST(Rendezvous, TheStartOfALocalJobIsSeen) {
+  RendezvousOfRanks m{.ranks = 2, .set = {}};
+  EXPECT_FALSE(has_begun(m.job));
   std::barrier all(2);
   all_well(m.run([&](int rank) {
-    Rendezvous r(m.place(rank), m.deadlines(), variables(m.set), true);
+    Rendezvous r(m.place(rank), m.deadlines(), variables(m.set), {.goes_on = true});
     all.arrive_and_wait();
-    const bool begun = has_begun(m.job, variables(m.set));
+    const bool begun = has_begun(m.job);
     all.arrive_and_wait();
     require(begun, "has not begun");
   }));
-  EXPECT_FALSE(has_begun(m.job, variables(m.set)));
-  EXPECT_FALSE(std::filesystem::exists(old)) << "of a job that is no more";
-  EXPECT_TRUE(std::filesystem::exists(other));
-  std::filesystem::remove_all(folder);
-}
-
-TEST(Rendezvous, AFolderThatTakesNoFileIsPassedOver) {  // that of a full disk, or /proc
-  RendezvousOfRanks m{.ranks = 2, .set = {{"XDG_RUNTIME_DIR", "/proc/self"}}};
-  all_well(m.run([&](int rank) { Rendezvous(m.place(rank), m.deadlines(), variables(m.set)); }));
+  EXPECT_FALSE(has_begun(m.job));
 }
 
 TEST(Rendezvous, RanksOfSeveralHostsFindEachOtherByToken) {
@@ -177,6 +160,17 @@ TEST(Rendezvous, WhatIsMissingIsSaid) {
       .ranks = 2, .set = {{"TANDEM_TOKEN", "0123456789abcdef0123"}}, .port = free_port(), .start = 0.5};
   EXPECT_TRUE(refused([&] { Rendezvous r(lonely.place(1), lonely.deadlines(), variables(lonely.set)); },
                       {"rank 1 does not find rank 0", "Connection refused"}));
+}
+
+TEST(Rendezvous, DifferentTermsAreNamed) {
+  RendezvousOfRanks m{.ranks = 3, .set = {}};
+  const auto said = m.run([&](int rank) {
+    Rendezvous r(m.place(rank), m.deadlines(), variables(m.set), {.terms = rank == 2 ? "A 1\nB 3\n" : "A 1\nB 2\n"});
+  });
+  for (const auto& s : said) {
+    EXPECT_NE(s.find("rank 0 on "), std::string::npos) << s;
+    EXPECT_NE(s.find(" do not fit together: B 2 and B 3"), std::string::npos) << s;
+  }
 }
 
 TEST(Rendezvous, DifferentJobsAndDoublesAreNamed) {
@@ -271,9 +265,26 @@ TEST(Rendezvous, WhoHasAnotherTokenDoesNotGetIn) {
 // ---- liveness -------------------------------------------------------------------------------------------------------
 Membership names(int n, bool goes_on = false) {
   Membership m{.goes_on = goes_on, .nonce = 7};
-  for (int r = 0; r < n; r++) m.slots.push_back({.record = AddressRecord{.host = "here", .identity = "here"}.text()});
+  for (int r = 0; r < n; r++) m.slots.push_back({.record = {.host = "here", .identity = "here"}});
   return m;
 }
+
+// A rank that has joined, with a control plane of its own and UCX.
+struct Connected {
+  Connected(const Place& place, const Deadlines& deadlines, const Variables& variables, bool goes_on = false)
+      : rendezvous(place, deadlines, variables, {.goes_on = goes_on}),
+        ucx(Ucx::open(rendezvous.membership().slots[std::size_t(place.rank)].record.address)),
+        control(std::make_shared<Control>(rendezvous, names(place.size, goes_on), deadlines)),
+        addresses(control->gather(ucx->address())) {}
+  std::unique_ptr<Communicator> communicator() {
+    return over_messages(ucx->connect(addresses, 7, control), control->deadline(), {});
+  }
+  std::unique_ptr<Channel> channel() { return ucx->channel(addresses, 7, control); }
+  Rendezvous rendezvous;
+  std::shared_ptr<Ucx> ucx;
+  std::shared_ptr<Control> control;
+  std::vector<std::string> addresses;
+};
 
 std::string failure_of(const Control& c, double seconds) {
   for (int i = 0; i < seconds * 100; i++) {
@@ -400,27 +411,20 @@ TEST(Frames, ArriveWholeHoweverLittleTheKernelTakes) {
   ::close(ends[1]);
 }
 
-TEST(Frames, WhatIsMissingOrTooLongIsRefused) {
-  const auto after = [](const auto& send) {
+TEST(Frames, WhatIsTooLongIsRefused) {
+  const auto through = [](std::size_t bytes) {
     int ends[2];
     require(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0, "no sockets");
+    FrameWriter out;
     FrameReader in(100);
-    send(ends[0]);
+    out.put(1, std::string(bytes, 'x'));
+    out.flush(ends[0]);
     in.receive(ends[1]);
     ::close(ends[0]), ::close(ends[1]);
     in.next();
   };
-  const auto put = [](int to, int skipped, std::size_t bytes) {
-    FrameWriter none, out;
-    for (int i = 0; i < skipped; i++) out.put(1, "");
-    int away[2];
-    require(skipped == 0 || socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, away) == 0, "no sockets");
-    if (skipped) out.flush(away[0]), ::close(away[0]), ::close(away[1]);
-    out.put(1, std::string(bytes, 'x')), out.flush(to);
-  };
-  after([&](int to) { put(to, 0, 100); });
-  EXPECT_TRUE(refused([&] { after([&](int to) { put(to, 0, 101); }); }, {"a frame of 101 bytes is too long"}));
-  EXPECT_TRUE(refused([&] { after([&](int to) { put(to, 2, 1); }); }, {"frame 3 comes where frame 1 is expected"}));
+  through(100);
+  EXPECT_TRUE(refused([&] { through(101); }, {"a frame of 101 bytes is too long"}));
 }
 
 // ---- UCX's port -----------------------------------------------------------------------------------------------------
@@ -433,22 +437,22 @@ int filter_of(int socket) {  // instructions; 0: none
 TEST(PortGuard, WhatCannotBeSetIsSaid) {
   const int four = bound_socket(true, 0);
   const int six = socket(AF_INET6, SOCK_STREAM, 0);
-  EXPECT_EQ(hear_only(four, {"10.0.0.1", "10.0.0.2", "10.0.0.1"}), "");
+  EXPECT_EQ(accept_only(four, {"10.0.0.1", "10.0.0.2", "10.0.0.1"}), "");
   EXPECT_EQ(filter_of(four), 6);
-  EXPECT_EQ(hear_only(four, {}), "");
+  EXPECT_EQ(accept_only(four, {}), "");
   EXPECT_EQ(filter_of(four), 2);
-  EXPECT_EQ(hear_only(four, {"fe80::1"}), "fe80::1 is no IPv4 address");
+  EXPECT_EQ(accept_only(four, {"fe80::1"}), "fe80::1 is no IPv4 address");
   std::vector<std::string> many;
   for (int i = 0; i < 2100; i++) many.push_back("10.0." + std::to_string(i / 256) + "." + std::to_string(i % 256));
-  EXPECT_EQ(hear_only(four, many), "2100 addresses are too many");
+  EXPECT_EQ(accept_only(four, many), "2100 addresses are too many");
   EXPECT_EQ(filter_of(four), 2);
-  EXPECT_TRUE(six < 0 || hear_only(six, {"10.0.0.1"}) == "it listens by IPv6");
+  EXPECT_TRUE(six < 0 || accept_only(six, {"10.0.0.1"}) == "it listens by IPv6");
   ::close(four), ::close(six);
   testing::internal::CaptureStderr();
   auto ucx = Ucx::open("127.0.0.1");
-  for (int i = 0; i < 2; i++) ucx->hear_only({"127.0.0.1", "fe80::1"});
+  for (int i = 0; i < 2; i++) ucx->accept_only({"127.0.0.1", "fe80::1"});
   const std::string text = testing::internal::GetCapturedStderr();
-  EXPECT_NE(text.find("hears every address, not the ranks' alone (fe80::1 is no IPv4 address)"), std::string::npos)
+  EXPECT_NE(text.find("accepts every address, not the ranks' alone (fe80::1 is no IPv4 address)"), std::string::npos)
       << text;
   EXPECT_EQ(text.find("warning", text.find("warning") + 1), std::string::npos) << text;
 }
@@ -457,31 +461,15 @@ TEST(PortGuard, WhatCannotBeSetIsSaid) {
 template <class Body>
 std::vector<std::string> over_ucx(int n, const Body& body) {
   RendezvousOfRanks m{.ranks = n, .set = {}};
-  return m.run([&](int rank) {
-    Rendezvous r(m.place(rank), m.deadlines(), variables({}));
-    auto ucx = Ucx::open(r.interface_address());
-    auto control = std::make_shared<Control>(r, names(n), m.deadlines());
-    const auto addresses = control->gather(ucx->address());
-    auto c = over_messages(ucx->connect(addresses, 7, control), m.deadlines().wait, {});
-    body(*c);
-  });
+  return m.run([&](int rank) { body(*Connected(m.place(rank), m.deadlines(), variables({})).communicator()); });
 }
 
 TEST(Ucx, CollectivesOfAllSizes) {
   for (int n : {2, 3, 4})
     all_well(over_ucx(n, [&](Communicator& c) {
       for (std::int64_t count : {1, 100, 5000, 70000, 1000000}) {
-        std::vector<float> x(static_cast<std::size_t>(count));
-        for (std::size_t i = 0; i < x.size(); i++) x[i] = float(int(i % 1000) * (c.rank() + 1));
-        c.all_reduce(buffer(x)).wait();
-        for (std::size_t i = 0; i < x.size(); i++)
-          require(x[i] == float(int(i % 1000) * n * (n + 1) / 2), count, " elements: element ", i, " is ", x[i]);
-        std::vector<double> y(static_cast<std::size_t>(count), c.rank());
-        c.broadcast(buffer(y), n - 1).wait();
-        require(y.back() == n - 1, "broadcast gave ", y.back());
-        std::fill(y.begin(), y.end(), c.rank());
-        c.all_gather(buffer(y)).wait();
-        require(y.back() == n - 1, "all_gather gave ", y.back());
+        exercise(c, std::vector<float>(std::size_t(count)).data(), count);
+        exercise(c, std::vector<double>(std::size_t(count)).data(), count);
       }
       // Both send much before they receive.
       std::vector<float> out(3000000, float(c.rank())), in(out.size());
@@ -566,31 +554,24 @@ TEST(Hosts, DISABLED_HeartbeatsUnderLoad) {
     EXPECT_LT(control.longest_silence(), 2.5);
   };
   {
-    Rendezvous r(place, deadlines);
-    auto ucx = Ucx::open(r.interface_address());
-    auto control = std::make_shared<Control>(r, names(place.size), deadlines);
-    const auto addresses = control->gather(ucx->address());
-    auto c = over_messages(ucx->connect(addresses, 7, control), deadlines.wait, {});
+    Connected all(place, deadlines, process_environment());
+    auto c = all.communicator();
     c->all_reduce(buffer(x)).wait();
     c->barrier().wait();
-    report("all-reduce", *control);
+    report("all-reduce", *all.control);
   }
-  Rendezvous r(place, deadlines, process_environment(), true);
-  auto ucx = Ucx::open(r.interface_address());
-  auto control = std::make_shared<Control>(r, names(place.size, true), deadlines);
-  const auto addresses = control->gather(ucx->address());
-  auto c = ucx->channel(addresses, 7, control);
+  Connected all(place, deadlines, process_environment(), true);
+  auto c = all.channel();
   int arrived = 0;
   c->on_message({.place = [&](int, const MessageHeader&,
                               std::size_t n) { return std::as_writable_bytes(std::span(room)).first(n); },
                  .arrived = [&](int, const MessageHeader&, std::span<std::byte>) { arrived++; }});
-  std::vector<Work> works;
   for (int to = 0; to < place.size; to++)
-    if (to != place.rank) works.push_back(c->send(to, {}, std::as_bytes(std::span(x))));
-  for (Work& w : works) w.wait();
+    if (to != place.rank) c->send(to, {}, std::as_bytes(std::span(x)));
+  drain(*c);
   while (arrived < place.size - 1)
     if (!c->progress()) c->rest();
-  report("channel", *control);
+  report("channel", *all.control);
 }
 
 TEST(Ucx, DisagreementIsNamed) { expect_disagreement_named(over_ucx(2, disagree)); }
@@ -613,13 +594,9 @@ TEST(Ucx, AStandstillIsAWarning) {
     testing::internal::CaptureStderr();
     RendezvousOfRanks m{.ranks = 3, .set = {}};
     const auto said = m.run([&](int rank) {
-      Rendezvous r(m.place(rank), m.deadlines(), variables({}));
-      auto ucx = Ucx::open(r.interface_address());
       Deadlines d = m.deadlines();
       d.patience = 0.8, d.wait = 1.5;
-      auto control = std::make_shared<Control>(r, names(3), d);
-      const auto addresses = control->gather(ucx->address());
-      auto c = over_messages(ucx->connect(addresses, 7, control), d.wait, {});
+      auto c = Connected(m.place(rank), d, variables({})).communicator();
       if (node) c = on_node(std::move(c));
       std::vector<float> x(100000, 1);
       if (rank == 1) sleep(3);
@@ -641,20 +618,6 @@ TEST(Ucx, AStandstillIsAWarning) {
   }
 }
 
-TEST(Ucx, AServerAddsUpWhatWorkersPush) {
-  for (std::size_t count : {std::size_t(1), std::size_t(1000), std::size_t(300000)}) {
-    RendezvousOfRanks m{.ranks = 3, .set = {}};
-    all_well(m.run([&](int rank) {
-      Rendezvous r(m.place(rank), m.deadlines(), variables({}));
-      auto ucx = Ucx::open(r.interface_address());
-      auto control = std::make_shared<Control>(r, names(3), m.deadlines());
-      const auto addresses = control->gather(ucx->address());
-      auto c = ucx->channel(addresses, 7, control);
-      serve_or_push(*c, count, 20);
-    }));
-  }
-}
-
 // ---- channels between processes -------------------------------------------------------------------------------------
 // Ranks that are processes, forked before this one has done anything with threads; each says in the end what it threw,
 // or "".
@@ -668,7 +631,6 @@ class Processes {
   ~Processes() {
     for (const One& one : all_)
       if (one.pid > 0) ::kill(one.pid, SIGKILL), waitpid(one.pid, nullptr, 0), ::close(one.said);
-    forget_rendezvous("TANDEM_JOB=" + set_["TANDEM_JOB"]);
   }
   std::size_t start(int rank, const Set& more = {}) {
     Set set = set_;
@@ -753,10 +715,10 @@ TEST(Channels, MessagesToOneselfAndNoRoom) {
     int arrived = 0;
     c->on_message({.place = [&](int, const MessageHeader& n, std::size_t) { return std::span(memory).first(n[0]); },
                    .arrived = [&](int from, const MessageHeader&, std::span<std::byte>) { arrived += from == rank; }});
-    c->send(rank, {8}, sent).wait();
+    deliver(*c, rank, {8}, sent);
     for (int i = 0; i < 1000 && !arrived; i++) c->progress();
     require(arrived == 1 && memory == sent, "it has not arrived");
-    if (rank == 1) c->send(0, {4}, sent).wait();
+    if (rank == 1) deliver(*c, 0, {4}, sent);
     for (int i = 0; i < 1000; i++) c->progress(), c->rest();
   });
   for (std::size_t r : {0, 1}) {
@@ -779,11 +741,9 @@ TEST(Channels, AKilledRankIsMissedByAllInOneOrder) {
                    .lost = [&](int r, const std::string&) { told += std::to_string(r); }});
     board[rank] = 1;
     while (told.size() < 2) {
-      std::vector<Work> works;
       for (int to = 0; to < 5; to++)
-        if (c->living()[std::size_t(to)])
-          works.push_back(c->send(to, {}, std::span(large).first(std::size_t(to) * 70000)));
-      for (Work& w : works) w.wait();
+        if (c->living()[std::size_t(to)]) c->send(to, {}, std::span(large).first(std::size_t(to) * 70000));
+      drain(*c);
     }
     board[10 + rank] = std::stoi(told);
     while (!(board[10] && board[11] && board[13]))
@@ -845,9 +805,8 @@ TEST(Channels, WhoWakesUpAfterItWasGivenUpEndsAndDisturbsNobody) {
                    .lost = [&](int, const std::string& why) { told = why; }});
     board[rank] = 1;
     while (!board[20]) {
-      std::vector<Work> works;
-      for (int to = 0; to < 4; to++) works.push_back(c->send(to, {}, large));
-      for (Work& w : works) w.wait();
+      for (int to = 0; to < 4; to++) c->send(to, {}, large);
+      drain(*c);
       if (!told.empty()) board[10 + rank] = told.find("has said nothing for 2 s") != std::string::npos ? 2 : 1;
     }
   });
@@ -908,22 +867,24 @@ TEST(Channels, MemoryOfAHostIsSharedAndOutlivesWhoSharedIt) {
   Board board;
   Processes p(2, quick, [&](int rank, const Variables& v) {
     auto c = Job({.goes_on = true, .variables = v}).channel();
+    const auto block = c->share(5 << 20);
+    int* const mine = static_cast<int*>(block.get());
     Listener l(*c);
     if (rank == 1) {
-      auto a = c->share(100), b = c->share(5 << 20);
-      static_cast<int*>(b.get())[1] = 7;
-      c->send(0, {1}).wait();
-      l.until([&] { return static_cast<int*>(b.get())[2] == 8; });
+      mine[1] = 7;
+      l.until([&] { return !l.headers[0].empty(); });
+      deliver(*c, 0, {1}, std::as_bytes(std::span(mine, 5 << 18)));
+      require(c->bytes_sent() == 0, c->bytes_sent(), " bytes were sent");
+      l.until([&] { return mine[2] == 8; });
       board[0] = 1;
       l.until([] { return false; });
     }
+    deliver(*c, 1, {0});
     l.until([&] { return l.headers[1].size() == 1; });
-    auto block = c->shared_by(1, 1);
-    require(block.size() == 5 << 20 && c->shared_by(1, 0).size() == 100 && c->shared_by(1, 2).empty(), "a block of ",
-            block.size());
-    reinterpret_cast<int*>(block.data())[2] = 8;
+    require(l.shared.size() == 5 << 20, "a block of ", l.shared.size());
+    reinterpret_cast<int*>(l.shared.data())[2] = 8;
     l.until([&] { return l.lost.count(1) > 0; });
-    require(reinterpret_cast<int*>(c->shared_by(1, 1).data())[1] == 7, "what rank 1 wrote is gone");
+    require(reinterpret_cast<int*>(l.shared.data())[1] == 7, "what rank 1 wrote is gone");
   });
   Board::until([&] { return board[0] == 1; });
   p.signal(1, SIGKILL);
@@ -938,27 +899,28 @@ TEST(Channels, AKilledRankComesBackTwice) {
     if (c->incarnation()) require(rank == 2 && c->living()[2], "rank ", rank, " has come back");
     board[20] = int(c->incarnation());
     auto block = c->share(64);
-    static_cast<std::uint64_t*>(block.get())[0] = c->incarnation();
+    auto* const mine = static_cast<std::uint64_t*>(block.get());
+    mine[0] = c->incarnation();
     Listener l(*c);
     board[rank] = 1;
     if (rank == 2) {
       // To all, and an answer of all: of this incarnation.
-      for (int to : {0, 1, 3}) c->send(to, {c->incarnation()}).wait();
+      for (int to : {0, 1, 3}) deliver(*c, to, {c->incarnation()}, std::as_bytes(std::span(mine, 8)));
       l.until([&] { return !l.headers[0].empty() && !l.headers[1].empty() && !l.headers[3].empty(); });
       for (auto& [from, headers] : l.headers)
         require(headers == std::vector<std::uint64_t>{c->incarnation()}, "rank ", from, " says ", headers[0]);
       require(l.told.empty(), "who came back was told ", l.told);
       board[30] = int(c->incarnation()) + 1;
       if (c->incarnation() < 2) l.until([] { return false; });
-      for (int to : {0, 1, 3}) c->send(to, {99}).wait();
+      for (int to : {0, 1, 3}) deliver(*c, to, {99});
       return;
     }
     for (std::uint64_t k = 0; k < 3; k++) {
       l.until([&] { return l.headers[2].size() == k + 1; });
       require(l.headers[2].back() == k, "rank 2 says ", l.headers[2].back(), " as incarnation ", k);
-      auto shared = c->shared_by(2, 0);
-      require(shared.size() == 64 && reinterpret_cast<std::uint64_t*>(shared.data())[0] == k, "of another incarnation");
-      c->send(2, {k}).wait();
+      require(l.shared.size() == 64 && reinterpret_cast<std::uint64_t*>(l.shared.data())[0] == k,
+              "of another incarnation");
+      deliver(*c, 2, {k});
     }
     l.until([&] { return l.headers[2].back() == 99; });
     require(l.told.ends_with("rank 2 is back as 2; ") && l.told.find("rank 2 is back as 1; ") != std::string::npos,
@@ -1051,48 +1013,13 @@ TEST(Hosts, DISABLED_LossesAndReturns) {
       std::to_string(c->incarnation()));
   while (!end) {
     if (c->rank() == 0) end = access(std::getenv("TANDEM_TEST_END"), F_OK) == 0;
-    std::vector<Work> works;
     for (int to = 0; to < c->size() && (!end || c->rank() == 0); to++)
-      works.push_back(c->send(to, {end ? 99u : 0u}, std::span(large).first(std::size_t(to) << 16)));
-    for (Work& w : works) w.wait();
+      c->send(to, {end ? 99u : 0u}, std::span(large).first(std::size_t(to) << 16));
+    drain(*c);
     for (int i = 0; i < 20; i++)
       if (!c->progress()) c->rest();
   }
   say("ends well");
-}
-
-// How fast 4 MiB messages go one way: MB/s on the standard output.
-TEST(Channels, DISABLED_Speed) {
-  Processes p(2, quick, [&](int rank, const Variables& v) {
-    auto c = Job({.goes_on = true, .variables = v}).channel();
-    for (std::size_t bytes : {std::size_t(64), std::size_t(64 << 10), std::size_t(4 << 20)}) {
-      const int count = bytes < 1000 ? 100000 : int((std::size_t(2) << 30) / bytes);
-      std::vector<std::byte> memory(bytes, std::byte{1});
-      int arrived = 0, answered = 0;
-      c->on_message(
-          {.place = [&](int, const MessageHeader&, std::size_t n) { return std::span(memory).first(n); },
-           .arrived = [&](int, const MessageHeader& n, std::span<std::byte>) { n[0] ? answered++ : arrived++; }});
-      const auto begin = std::chrono::steady_clock::now();
-      if (rank == 0) {
-        std::deque<Work> works;
-        for (int i = 0; i < count; i++) {
-          works.push_back(c->send(1, {0}, memory));
-          if (works.size() == 4) works.front().wait(), works.pop_front();
-        }
-        while (!answered)
-          if (!c->progress()) c->rest();
-        const double s = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-        std::printf("%zu bytes: %.0f MB/s, %.2f µs each\n", bytes, double(bytes) * count / s / 1e6, s / count * 1e6);
-        std::fflush(stdout);
-        works.clear();
-      } else {
-        while (arrived < count)
-          if (!c->progress()) c->rest();
-        c->send(0, {1}).wait();
-      }
-    }
-  });
-  for (std::size_t r : {0, 1}) EXPECT_EQ(p.said(r), "");
 }
 
 }  // namespace

@@ -7,12 +7,13 @@
 #include "core/files/safetensors.h"
 #include "dist/collectives/in_process.h"
 #include "dist/strategies/all_reduce.h"
+#include "dist/strategies/local_steps.h"
 #include "dist/strategies/machine_share.h"
 #include "dist/strategies/parameter_server.h"
-#include "dist/strategies/rounds.h"
 #include "layers/export/torch_weights.h"
 #include "layers/train/checkpoint.h"
 #include "tests/slices.h"
+#include "tests/support_channels.h"
 #include "tests/twin.h"
 
 namespace tandem::test {
@@ -308,7 +309,7 @@ std::vector<std::string> on_machines(int slices, int machines, const std::string
     for (auto& c : in_process(slices, {.deadline = 30})) here.push_back(std::move(c));
     for (auto& c : in_process(slices, {.deadline = 30})) layers.push_back(std::move(c));
   }
-  for (int s = 0; s < slices; s++) lanes.push_back(in_process_channels(machines, 30));
+  for (int s = 0; s < slices; s++) lanes.push_back(in_process_channels(machines));
   return ranks_say(slices * machines, [&](int r) {
     const int m = r / slices, s = r % slices;
     std::vector<int> ranks;

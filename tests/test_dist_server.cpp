@@ -10,16 +10,14 @@
 
 #include "core/random.h"
 #include "dist/collectives/in_process.h"
-#include "dist/server/fail_over.h"
 #include "dist/server/rules.h"
-#include "dist/server/send_queue.h"
 #include "dist/server/server.h"
 #include "dist/server/shard.h"
 #include "dist/server/shard_server.h"
 #include "dist/server/worker.h"
-#include "tests/channel_server.h"
 #include "tests/ranks.h"
 #include "tests/support.h"
+#include "tests/support_channels.h"
 
 namespace tandem::test {
 namespace {
@@ -50,37 +48,73 @@ struct Serving {
 
 Buffer whole(Tensor& t) { return {t.raw_write(), t.numel(), t.dtype()}; }
 
+// One rank of a server, with its vectors in host memory.
+struct Rank {
+  explicit Rank(std::unique_ptr<Channel> channel, std::int64_t numel = n, double deadline = 30,
+                ServerNode::Tells tells = {})
+      : weights(Tensor::zeros(*backend, {numel})),
+        buffers(Tensor::zeros(*backend, {64})),
+        gradient(Tensor::full(*backend, {numel}, 1)),
+        node(std::move(channel), deadline, std::move(tells)) {}
+  void begin(ServerOptions options, WorkLeases leases) {
+    if (!options.learning_rate) options.learning_rate = [](std::int64_t) { return 1.0; };
+    node.begin(whole(weights), whole(buffers), std::vector<float>(std::size_t(weights.numel() / 64), 1.f),
+               std::move(options), std::move(leases));
+  }
+  bool pull() { return node.pull(whole(weights), whole(buffers)); }
+  bool push_and_pull(const MetricSums& sums = {}) {
+    node.push(whole(gradient), whole(buffers), 16, sums);
+    return pull();
+  }
+  // step(lease) fills in the gradient of every lease.
+  template <class Step>
+  void train(const Step& step, const MetricSums& sums = {}) {
+    if (node.trains()) pull();
+    while (const auto lease = node.lease()) {
+      step(*lease);
+      push_and_pull(sums);
+    }
+    node.finish(whole(weights), whole(buffers));
+  }
+  std::unique_ptr<Backend> backend = reference_backend();
+  Tensor weights, buffers, gradient;
+  ServerNode node;
+};
+// body(rank, r) in a thread for each rank; what each threw, or "".
+template <class Body>
+std::vector<std::string> on_server(int ranks, const Body& body, const ChannelFaults& faults = {}) {
+  auto channels = in_process_channels(ranks, faults);
+  return ranks_say(ranks, [&](int r) {
+    Rank rank(std::move(channels[std::size_t(r)]));
+    body(rank, r);
+    rank.node.gather("");
+  });
+}
+
 // step(rank, member, lease, gradient, weights) fills in the gradient of every lease, in a thread for each of `ranks`.
 template <class Step>
 std::vector<Ended> serve(int ranks, Serving how, const Step& step) {
-  ServerOptions& options = how.options;
-  auto channels = in_process_channels(ranks, 30, how.faults);
+  if (!how.options.learning_rate) how.options.learning_rate = [](std::int64_t) { return double(0.1f); };
   std::vector<Ended> ends(static_cast<std::size_t>(ranks));
-  if (!options.learning_rate) options.learning_rate = [](std::int64_t) { return double(0.1f); };
-  options.chunk = 700;  // several to a shard, and a rest
-  const auto said = ranks_say(ranks, [&](int r) {
-    auto backend = reference_backend();
-    Tensor weights = Tensor::of(*backend, {n}, drawn(r == 0 ? 0 : 77), how.dtype);
-    Tensor buffers = Tensor::of(*backend, {40}, std::vector<double>(40, 1.0), how.dtype);
-    ServerNode server_node(std::move(channels[std::size_t(r)]), 30);
-    auto memory = server_node.memory(n * size_of(how.dtype));
-    Tensor gradient = Tensor::wrap(*backend, memory.get(), {n}, how.dtype, memory);
-    server_node.begin(whole(weights), whole(buffers), std::vector<float>(n / 64, 1.f), options,
-                      {0, how.leases, how.most});
-    if (server_node.trains()) server_node.pull(whole(weights), whole(buffers));
-    while (auto lease = server_node.lease()) {
-      step(r, server_node, *lease, gradient, weights);
-      server_node.push(whole(gradient), whole(buffers), 16, {1, 2, 16});
-      server_node.pull(whole(weights), whole(buffers));
-    }
-    server_node.finish(whole(weights), whole(buffers));
-    server_node.gather("");
-    ends[std::size_t(r)] = {weights.values(), buffers.values(), server_node.counts(), server_node.events(), ""};
-  });
+  const auto said = on_server(
+      ranks,
+      [&](Rank& rank, int r) {
+        rank.weights = Tensor::of(*rank.backend, {n}, drawn(r == 0 ? 0 : 77), how.dtype);
+        rank.buffers = Tensor::of(*rank.backend, {40}, std::vector<double>(40, 1.0), how.dtype);
+        auto memory = rank.node.memory(n * size_of(how.dtype));
+        rank.gradient = Tensor::wrap(*rank.backend, memory.get(), {n}, how.dtype, memory);
+        rank.begin(how.options, {0, how.leases, how.most});
+        rank.train([&](std::int64_t lease) { step(r, rank.node, lease, rank.gradient, rank.weights); }, {1, 2, 16});
+        rank.node.gather("");
+        ends[std::size_t(r)] = {rank.weights.values(), rank.buffers.values(), rank.node.counts(), rank.node.events(),
+                                ""};
+      },
+      how.faults);
   for (std::size_t r = 0; r < ends.size(); r++) ends[r].said = said[r];
   return ends;
 }
 // Nobody failed, and all who train have the same weights.
+using test::all_well;
 void all_well(const std::vector<Ended>& ends) {
   for (std::size_t r = 0; r < ends.size(); r++) ASSERT_EQ(ends[r].said, "") << "rank " << r;
   for (std::size_t r = 0; r < ends.size(); r++)
@@ -257,36 +291,24 @@ TEST(Server, APushInPartsIsAPush) {
 
 // What was sent of a gradient that is never pushed is in no shard; the next exchange is as any other.
 TEST(Server, PartsOfWhatIsNotPushedAreForgotten) {
-  auto channels = in_process_channels(2, 30, {.shared_memory = false});
-  const auto said = ranks_say(2, [&](int r) {
-    auto backend = reference_backend();
-    Tensor weights = Tensor::zeros(*backend, {n}), none = Tensor::zeros(*backend, {64}),
-           gradient = Tensor::full(*backend, {n}, -1);
-    ServerNode server_node(std::move(channels[std::size_t(r)]), 30);
-    server_node.begin(
-        whole(weights), whole(none), std::vector<float>(n / 64, 1.f),
-        {.how = Asynchrony::parse("asgd"), .servers = 1, .learning_rate = [](std::int64_t) { return 1.0; }}, {0, 3});
-    if (r == 0) {
-      server_node.pull(whole(weights), whole(none));
-      for (int step = 0; server_node.lease(); step++) {
-        if (step == 1) {
-          server_node.push_part(whole(gradient), {0, 2048});
-          server_node.ask();
-          server_node.pull(whole(weights), whole(none));
-          EXPECT_EQ(weights.values(), std::vector<double>(n, 1)) << "of the first push";
-        }
-        server_node.push_part(whole(gradient), {1024, 3072});
-        server_node.push(whole(gradient), whole(none), 16, {});
-        EXPECT_TRUE(server_node.pull(whole(weights), whole(none)));
-        EXPECT_EQ(weights.values(), std::vector<double>(n, step + 1));
-      }
-    }
-    while (server_node.lease()) {}
-    server_node.finish(whole(weights), whole(none));
-    server_node.gather("");
-    EXPECT_EQ(weights.values()[0], r == 0 ? 3 : 0);
-  });
-  EXPECT_EQ(said, (std::vector<std::string>{"", ""}));
+  all_well(on_server(2,
+                     [&](Rank& rank, int r) {
+                       rank.gradient.fill(-1);
+                       rank.begin({.how = Asynchrony::parse("asgd"), .servers = 1}, {0, 3});
+                       rank.train([&](std::int64_t step) {
+                         EXPECT_EQ(rank.weights.values(), std::vector<double>(n, double(step)));
+                         if (step == 1) {
+                           rank.node.push_part(whole(rank.gradient), {0, 2048});
+                           rank.node.ask();
+                           rank.pull();
+                           EXPECT_EQ(rank.weights.values(), std::vector<double>(n, 1)) << "of the first push";
+                         }
+                         rank.node.push_part(whole(rank.gradient), {1024, 3072});
+                       });
+                       EXPECT_EQ(rank.weights.values(), std::vector<double>(n, r == 0 ? 3 : 0));
+                       EXPECT_EQ(rank.node.counts().refused, 0);
+                     },
+                     {.shared_memory = false}));
 }
 
 // The next lease comes while one is in hand; who has one is waited for, although there is no more for it.
@@ -605,16 +627,16 @@ TEST(ShardService, AQuorumLeavesOutWhatIsRefusedAlone) {
 TEST(ShardService, WhoWaitsForAnotherShardIsNotWaitedFor) {
   Alone a("quorum:3,grace=5+asgd", 3);
   EXPECT_EQ(a.after_push(0, 2), Workers{});
-  a.service.blocked(1, 0, true);
+  a.service.idle(1, 0, true);
   EXPECT_EQ(a.answered(), Workers{});
-  a.service.blocked(2, 0, true);
+  a.service.idle(2, 0, true);
   EXPECT_EQ(a.answered(), Workers{0});
-  a.service.blocked(1, 0, false);
+  a.service.idle(1, 0, false);
   EXPECT_EQ(a.after_push(0, 3), Workers{});
   EXPECT_EQ(a.after_push(1, 2), (Workers{0, 1}));
   EXPECT_EQ(a.after_push(2, 2), Workers{});
-  a.service.blocked(0, 2, true);  // it has pushed since
-  a.service.blocked(1, 2, true);
+  a.service.idle(0, 2, true);  // it has pushed since
+  a.service.idle(1, 2, true);
   EXPECT_EQ(a.after_push(1, 3), Workers{});
   EXPECT_EQ(a.after_push(0, 4), (Workers{0, 1, 2}));
   EXPECT_EQ(a.after_push(0, 5), Workers{});
@@ -644,50 +666,29 @@ TEST(Server, GradientsInHalfTheBytesArriveWhole) {
 }
 
 TEST(Server, RunningStatisticsAreAWorkersShareOfTheDifference) {
-  auto channels = in_process_channels(2, 30);
-  const auto said = ranks_say(2, [&](int r) {
-    auto backend = reference_backend();
-    Tensor weights = Tensor::zeros(*backend, {n}), buffers = Tensor::full(*backend, {64}, 1);
-    ServerNode server_node(std::move(channels[std::size_t(r)]), 30);
-    server_node.begin(whole(weights), whole(buffers), std::vector<float>(n / 64, 1.f),
-                      {.how = Asynchrony::parse("asgd"), .learning_rate = [](std::int64_t) { return 1.0; }}, {0, 1});
-    server_node.pull(whole(weights), whole(buffers));
-    while (server_node.lease()) {
-      buffers.fill(3);
-      server_node.push(whole(weights), whole(buffers), 16, {});
-      server_node.pull(whole(weights), whole(buffers));
-    }
-    server_node.finish(whole(weights), whole(buffers));
-    server_node.gather("");
-    EXPECT_EQ(buffers.values(), std::vector<double>(64, 2));  // half of the way from 1 to 3
-  });
-  EXPECT_EQ(said, (std::vector<std::string>{"", ""}));
+  all_well(on_server(2, [&](Rank& rank, int) {
+    rank.buffers.fill(1);
+    rank.begin({.how = Asynchrony::parse("asgd")}, {0, 1});
+    rank.train([&](std::int64_t) { rank.buffers.fill(3); });
+    EXPECT_EQ(rank.buffers.values(), std::vector<double>(64, 2));  // half of the way from 1 to 3
+  }));
 }
 
 TEST(Server, AStepThatIsRefusedForOneIsNobodys) {
-  std::atomic<int> taken[2] = {0, 0};
-  const auto ends = ranks_say(
-      2, [&, channels = std::make_shared<std::vector<std::unique_ptr<Channel>>>(in_process_channels(2, 30))](int r) {
-        auto backend = reference_backend();
-        Tensor weights = Tensor::zeros(*backend, {n}), none = Tensor::zeros(*backend, {64}),
-               gradient = Tensor::full(*backend, {n}, 1);
-        ServerNode server_node(std::move((*channels)[std::size_t(r)]), 30);
-        server_node.begin(whole(weights), whole(none), std::vector<float>(n / 64, 1.f),
-                          {.how = Asynchrony::parse("bsp"), .learning_rate = [](std::int64_t) { return 1.0; }},
-                          {0, 12});
-        server_node.pull(whole(weights), whole(none));
-        while (const auto lease = server_node.lease()) {
-          gradient.fill(*lease == 5 ? NAN : 1);  // in every shard
-          server_node.push(whole(gradient), whole(none), 16, {1, 1, 16});
-          taken[r] += server_node.pull(whole(weights), whole(none));
-        }
-        server_node.finish(whole(weights), whole(none));
-        server_node.gather("");
-        EXPECT_EQ(server_node.counts().shard.version, 5u) << "of six steps";
-        EXPECT_EQ(server_node.trained().samples, r == 0 ? 160 : 0);
-      });
-  EXPECT_EQ(ends, (std::vector<std::string>{"", ""}));
-  EXPECT_EQ(taken[0] + taken[1], 10);
+  std::atomic<int> taken = 0;
+  all_well(on_server(2, [&](Rank& rank, int r) {
+    rank.begin({.how = Asynchrony::parse("bsp")}, {0, 12});
+    rank.pull();
+    while (const auto lease = rank.node.lease()) {
+      rank.gradient.fill(*lease == 5 ? NAN : 1);  // in every shard
+      taken += rank.push_and_pull({1, 1, 16});
+    }
+    rank.node.finish(whole(rank.weights), whole(rank.buffers));
+    rank.node.gather("");
+    EXPECT_EQ(rank.node.counts().shard.version, 5u) << "of six steps";
+    EXPECT_EQ(rank.node.trained().samples, r == 0 ? 160 : 0);
+  }));
+  EXPECT_EQ(taken, 10);
 }
 
 TEST(Server, WhatIsRefusedLastCountsOnce) {
@@ -777,123 +778,36 @@ TEST(Shard, NothingIsKeptOfAWorkerWhoseNumberIsAnothersNow) {
 }
 
 // ---- adoption -------------------------------------------------------------------------------------------------------
-// Rank 1 is lost in the midst of its first snapshot, comes back, and sends its first snapshot.
-TEST(Server, HalfASnapshotAndHalfOfAnotherLifesAreNone) {
-  constexpr std::int64_t half = 512;
-  auto channels = in_process_channels(2, 10);
-  Listener hears(*channels[1]);
-  SendQueue send_queue(*channels[0]);
-  ServerLayout layout({.how = Asynchrony::parse("asgd-m")}, 2, DType::f32, 4 * half, 0);
-  layout.owner[1] = 0;
-  FailOvers fail_overs(layout, send_queue);
-  const auto fill = [](std::span<std::byte> at, float value) {
-    for (std::size_t i = 0; i < at.size(); i += sizeof value) std::memcpy(at.data() + i, &value, sizeof value);
-  };
-  const auto snapshot = [&](int part, float value) {
-    MessageHeader n = header(What::snapshot_part, 1);
-    n[word::first] = std::uint64_t(part * half), n[word::number] = 1, n[word::vectors] = 1;
-    fill(fail_overs.place(1, n, half * sizeof value).value(), value);
-    fail_overs.snapshot_part(n, half);
-  };
-  const auto take_over = [&] {
-    fail_overs.begin(1);
-    MessageHeader offer = header(What::offer, 1);
-    fail_overs.offered(0, offer, {0, 0});
-    offer[word::version] = 8;
-    fail_overs.offered(1, offer, {3, 4});
-    const MessageHeader part = header(What::copy_part, 1);
-    fill(fail_overs.place(1, part, 2 * half * sizeof(float)).value(), 5);
-    fail_overs.copy_part(1, part, 2 * half);
-    return fail_overs.finished().at(0);
-  };
-  snapshot(0, 1);
-  fail_overs.lost(1);
-  snapshot(1, 2);
-  EXPECT_TRUE(take_over().kept.empty());
-  snapshot(0, 3);
-  const FailOvers::TakenOver a = take_over();
-  EXPECT_EQ(a.state.version, 7u);
-  EXPECT_EQ(a.state.applied, (std::vector<ExchangeId>{3, 4}));
-  ASSERT_EQ(a.kept.size(), 1u);
-  float ends[2];
-  std::memcpy(&ends[0], a.kept[0].data(), 4), std::memcpy(&ends[1], a.kept[0].data() + a.kept[0].size() - 4, 4);
-  EXPECT_EQ(ends[0], 3);
-  EXPECT_EQ(ends[1], 2);
-  send_queue.let_go();
-}
-
 // Two servers, one of which dies: the gradients before were ones, those after it zeros, and the weights glide on.
 TEST(Server, AnAdoptedShardKeepsItsMomentum) {
-  auto channels = in_process_channels(3, 10);
+  auto channels = in_process_channels(3);
   std::atomic<bool> dies = false, dead = false;
+  const auto wait_for = [](const std::atomic<bool>& what) {
+    while (!what) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  };
   const auto said = ranks_say(3, [&](int r) {
     const std::shared_ptr<void> when_all_else_has_gone(nullptr, [&](void*) { dead = dead || r == 2; });
-    auto channel = std::move(channels[std::size_t(r)]);
-    auto backend = reference_backend();
-    Tensor weights = Tensor::zeros(*backend, {n}), none = Tensor::zeros(*backend, {64}),
-           gradient = Tensor::full(*backend, {n}, 1);
-    ServerNode server_node(std::move(channel), 10);
-    server_node.begin(whole(weights), whole(none), std::vector<float>(n / 64, 1.f),
-                      {.how = Asynchrony::parse("asgd-m"),
-                       .servers = 2,
-                       .momentum = 0.5,
-                       .learning_rate = [](std::int64_t) { return 1.0; },
-                       .snapshots = 0.002},
-                      {0, 6});
+    Rank rank(std::move(channels[std::size_t(r)]));
+    rank.begin({.how = Asynchrony::parse("asgd-m"), .servers = 2, .momentum = 0.5, .snapshots = 0.002}, {0, 6});
     if (r == 2) {
-      while (!dies) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      wait_for(dies);
       throw Killed("killed by the test");
     }
-    if (server_node.trains()) server_node.pull(whole(weights), whole(none));
-    while (const auto lease = server_node.lease()) {
-      if (*lease == 2) {
-        std::this_thread::sleep_for(std::chrono::milliseconds(200));  // some snapshots
-        dies = true;
-        while (!dead) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-        gradient.fill(0);
-      }
-      server_node.push(whole(gradient), whole(none), 16, {});
-      server_node.pull(whole(weights), whole(none));
-    }
-    server_node.finish(whole(weights), whole(none));
-    server_node.gather("");
+    rank.train([&](std::int64_t lease) {
+      if (lease != 2) return;
+      std::this_thread::sleep_for(std::chrono::milliseconds(200));  // some snapshots
+      dies = true;
+      wait_for(dead);
+      rank.gradient.fill(0);
+    });
+    rank.node.gather("");
     // v = 1, 1.5, 0.75, 0.375, …
-    if (r == 0) {
-      const std::vector<double> at = weights.values();  // of the shard that stayed, and of the adopted one
-      for (double w : {at.front(), at.back()}) EXPECT_EQ(w, -(1 + 1.5 + 0.75 + 0.375 + 0.1875 + 0.09375));
-    }
-    EXPECT_EQ(server_node.counts().taken_over, r == 1 ? 1 : 0);
+    const std::vector<double> at = rank.weights.values();  // of the shard that stayed, and of the adopted one
+    for (double w : {at.front(), at.back()}) EXPECT_EQ(w, r ? 0 : -(1 + 1.5 + 0.75 + 0.375 + 0.1875 + 0.09375));
+    EXPECT_EQ(rank.node.counts().taken_over, r == 1 ? 1 : 0);
   });
   EXPECT_EQ(said[0], "");
   EXPECT_EQ(said[1], "");
-}
-
-// A rank that dies gives up what it was sending, while another one may be reading it.
-TEST(SendQueue, WhatIsBeingReadIsKept) {
-  auto channels = in_process_channels(2, 10);
-  std::vector<int> there(3);
-  std::atomic<bool> reading = false;
-  channels[1]->on_message({.place =
-                               [&](int, const MessageHeader&, std::size_t) {
-                                 reading = true;
-                                 std::this_thread::sleep_for(std::chrono::milliseconds(50));
-                                 return std::as_writable_bytes(std::span(there));
-                               },
-                           .arrived = [](int, const MessageHeader&, std::span<std::byte>) {}});
-  {
-    auto send_queue = std::make_unique<SendQueue>(*channels[0]);
-    std::shared_ptr<std::vector<int>> sent(new std::vector<int>{1, 2, 3}, [](std::vector<int>* v) {
-      v->assign(3, -1);
-      delete v;
-    });
-    const auto bytes = std::as_bytes(std::span(*sent));
-    send_queue->send(1, {}, bytes, std::move(sent));
-    std::thread other([&] { channels[1]->progress(); });
-    while (!reading) std::this_thread::yield();
-    send_queue.reset();
-    other.join();
-  }
-  EXPECT_EQ(there, (std::vector<int>{1, 2, 3}));
 }
 
 // Rank 0 evaluates, say: its training thread does nothing for the server.
@@ -919,61 +833,32 @@ TEST(Server, WhoIsBusyElsewhereDoesNotStallItsShard) {
 }
 
 // ---- waiting --------------------------------------------------------------------------------------------------------
-// The members of a server of one shard each, 64 parameters, and a deadline that everybody passes.
-struct Hasty {
-  double deadline = 0.3;
-  std::string how = "bsp";
-  std::function<void(int rank, int step)> works = [](int, int) {};
-  std::function<void(ServerNode&, int rank)> ends = [](ServerNode& m, int) { m.gather(""); };
-};
-std::vector<std::string> hurry(int ranks, const Hasty& h) {
-  auto channels = in_process_channels(ranks, h.deadline);
-  return ranks_say(ranks, [&](int r) {
-    auto backend = reference_backend();
-    Tensor weights = Tensor::zeros(*backend, {64}), none = Tensor::zeros(*backend, {64}),
-           gradient = Tensor::full(*backend, {64}, 1);
-    ServerNode server_node(std::move(channels[std::size_t(r)]), h.deadline);
-    server_node.begin(whole(weights), whole(none), {1.f},
-                      {.how = Asynchrony::parse(h.how), .learning_rate = [](std::int64_t) { return 0.1; }}, {0, 12});
-    server_node.pull(whole(weights), whole(none));
-    for (int step = 0; server_node.lease(); step++) {
-      h.works(r, step);
-      server_node.push(whole(gradient), whole(none), 16, {});
-      server_node.pull(whole(weights), whole(none));
-    }
-    server_node.finish(whole(weights), whole(none));
-    h.ends(server_node, r);
-  });
-}
-
 // Rank 0 evaluates: between two steps that all make together, and when the run is over.
 TEST(Server, WhoWorksIsWaitedForWithoutADeadline) {
   for (const std::string how : {"bsp", "ssp:1", "asgd"}) {
-    const auto said = hurry(3, {.how = how,
-                                .works =
-                                    [](int rank, int step) {
-                                      if (rank == 0 && step == 1) usleep(1200000);
-                                    },
-                                .ends =
-                                    [](ServerNode& m, int rank) {
-                                      if (rank == 0) usleep(1200000);
-                                      m.gather("");
-                                    }});
+    auto channels = in_process_channels(3);
+    const auto said = ranks_say(3, [&](int r) {
+      Rank rank(std::move(channels[std::size_t(r)]), 64, 0.3);
+      rank.begin({.how = Asynchrony::parse(how)}, {0, 12});
+      int step = 0;
+      rank.train([&](std::int64_t) {
+        if (r == 0 && step++ == 1) usleep(1200000);
+      });
+      if (r == 0) usleep(1200000);
+      rank.node.gather("");
+    });
     for (const auto& s : said) EXPECT_EQ(s, "") << how;
   }
 }
 
 // Rank 0 waits for rank 1 to begin, and rank 1 for what rank 0 says.
 TEST(Server, WhereEverybodyWaitsThatIsAnError) {
-  auto channels = in_process_channels(2, 10);
+  auto channels = in_process_channels(2);
   const auto said = ranks_say(2, [&](int r) {
-    auto backend = reference_backend();
-    Tensor weights = Tensor::zeros(*backend, {2048}), none = Tensor::zeros(*backend, {64});
-    ServerNode server_node(std::move(channels[std::size_t(r)]), 0.5);
-    if (r == 1) server_node.gather("");
-    server_node.begin(whole(weights), whole(none), std::vector<float>(32, 1.f),
-                      {.how = Asynchrony::parse("asgd"), .learning_rate = [](std::int64_t) { return 0.1; }}, {0, 12});
-    server_node.pull(whole(weights), whole(none));
+    Rank rank(std::move(channels[std::size_t(r)]), 2048, 0.5);
+    if (r == 1) rank.node.gather("");
+    rank.begin({.how = Asynchrony::parse("asgd")}, {0, 12});
+    rank.pull();
   });
   for (const auto& s : said)
     EXPECT_NE(s.find("for 0.5 s every rank has waited: rank 0 for the answer to a push: no answer from rank 1; rank 1 "
@@ -985,22 +870,18 @@ TEST(Server, WhereEverybodyWaitsThatIsAnError) {
 // ---- snapshots ------------------------------------------------------------------------------------------------------
 TEST(Server, WhatSnapshotsNeedIsSaidAndCheckedBefore) {
   const auto begins = [](const std::string& how, std::uint64_t memory) {
-    auto channels = in_process_channels(2, 10);
+    auto channels = in_process_channels(2);
     std::string told;
     const auto said = ranks_say(2, [&](int r) {
-      auto backend = reference_backend();
-      Tensor weights = Tensor::zeros(*backend, {1 << 20}), none = Tensor::zeros(*backend, {64});
-      ServerNode server_node(std::move(channels[std::size_t(r)]), 10, [&](const std::string& text) { told = text; });
-      server_node.begin(
-          whole(weights), whole(none), std::vector<float>(1 << 14, 1.f),
-          {.how = Asynchrony::parse(how), .learning_rate = [](std::int64_t) { return 0.1; }, .memory = memory}, {0, 0});
-      if (r == 0) server_node.pull(whole(weights), whole(none));
-      server_node.finish(whole(weights), whole(none));
+      Rank rank(std::move(channels[std::size_t(r)]), 1 << 20, 10, [&](const std::string& text) { told = text; });
+      rank.begin({.how = Asynchrony::parse(how), .memory = memory}, {0, 0});
+      if (r == 0) rank.pull();
+      rank.node.finish(whole(rank.weights), whole(rank.buffers));
     });
     return std::pair(told, said);
   };
   auto [told, said] = begins("ddc-asgd", 30 << 20);
-  test::all_well(said);
+  all_well(said);
   // Of half the parameters, two vectors for each of two workers.
   EXPECT_EQ(
       told,
@@ -1016,61 +897,58 @@ TEST(Server, WhatSnapshotsNeedIsSaidAndCheckedBefore) {
 // ---- fenced ---------------------------------------------------------------------------------------------------------
 // The owner of shard 1 is stopped when it has a push to apply, and wakes up when its successor has answered that.
 TEST(Server, WhoWasGivenUpWritesNoAnswersAnyMore) {
-  auto channels = in_process_channels(3, 10);
-  std::vector<std::unique_ptr<SendQueue>> send_queues;
+  auto channels = in_process_channels(3);
   std::vector<std::unique_ptr<ServerLayout>> layouts;
   std::vector<std::unique_ptr<ShardServer>> owners;
-  std::vector<std::vector<std::pair<MessageHeader, std::vector<std::byte>>>> heard(3);
-  std::vector<std::vector<std::byte>> room(3);
-  std::vector<std::shared_ptr<void>> shared;
-  for (int r = 0; r < 3; r++) {
-    send_queues.push_back(std::make_unique<SendQueue>(*channels[std::size_t(r)]));
+  std::vector<std::optional<message::Pull>> requests(3);  // of shard 1
+  for (auto& channel : channels) {
     layouts.push_back(std::make_unique<ServerLayout>(
         ServerOptions{.how = Asynchrony::parse("asgd"), .learning_rate = [](std::int64_t) { return 1.0; }}, 3,
         DType::f32, 3 * 1024, 0));
-    owners.push_back(std::make_unique<ShardServer>(*layouts.back(), *send_queues.back(), std::vector<float>(48, 1.f)));
-    shared.push_back(send_queues.back()->share(64));
-    auto& here = room[std::size_t(r)];
-    channels[std::size_t(r)]->on_message({.place =
-                                              [&here](int, const MessageHeader&, std::size_t bytes) {
-                                                here.resize(bytes);
-                                                return std::span(here);
-                                              },
-                                          .arrived =
-                                              [&, r](int, const MessageHeader& n, std::span<std::byte> b) {
-                                                heard[std::size_t(r)].push_back({n, {b.begin(), b.end()}});
-                                              }});
+    owners.push_back(std::make_unique<ShardServer>(*layouts.back(), *channel, std::vector<float>(48, 1.f)));
+    channel->share(64);  // so that the others know that they reach it
   }
   std::vector<float> w(3 * 1024), nothing(64);
   const Buffer weights{w.data(), 3 * 1024, DType::f32}, none{nothing.data(), 0, DType::f32};
-  Worker worker(*layouts[0], *send_queues[0]);
-  worker.keep_first(weights, none);
+  Worker worker(*layouts[0], *channels[0]);
+  worker.keep_first(weights, none, {});
+  for (std::size_t r = 0; r < 3; r++) {
+    const auto arrived = [&, r](int, const MessageHeader& header, std::span<std::byte> bytes) {
+      const Message m = unpacked(header);
+      if (const auto* pull = std::get_if<message::Pull>(&m); pull && pull->shard == 1) requests[r] = *pull;
+      if (const auto* answer = std::get_if<message::Answer>(&m)) worker.answered(*answer, bytes);
+    };
+    channels[r]->on_message({.place = [](int, const MessageHeader&, std::size_t) { return std::nullopt; },
+                             .arrived = arrived,
+                             .shared = arrived});
+  }
+  const auto deliver_all = [&] {
+    for (auto& channel : channels)
+      while (channel->progress()) {}
+  };
   const auto serve = [&](int rank, float value) {
-    std::vector<std::byte> bytes(4096);
-    for (std::size_t i = 0; i < bytes.size(); i += 4) std::memcpy(bytes.data() + i, &value, 4);
-    owners[std::size_t(rank)]->take_over({1, {.applied = {0, 0, 0}}, std::move(bytes), {}});
+    std::vector<std::byte> bytes(layouts[0]->copy_bytes(1));
+    for (std::size_t i = 0; i < 4096; i += 4) std::memcpy(bytes.data() + i, &value, 4);
+    owners[std::size_t(rank)]->take_over(1);
+    for (int r = 0; r < 3; r++) owners[std::size_t(rank)]->offered(r, {{1}, r == 0});
+    owners[std::size_t(rank)]->copied(0, {{1}}, bytes);
   };
-  const auto request_to = [&](int rank) {
-    while (channels[std::size_t(rank)]->progress()) {}
-    for (const auto& [n, bytes] : std::exchange(heard[std::size_t(rank)], {}))
-      if (what_of(n) == What::pull && n[word::shard] == 1) return n;
-    throw Error("no request");
-  };
-  const auto shard_1 = [&](int half) {
-    worker.copy_answer(half, weights, none);
+  const auto shard_1 = [&] {
+    worker.copy_answers(weights, none);
     return std::pair(w[1024], w[2047]);
   };
   serve(1, 5), serve(2, 7);
   worker.start({});
-  const MessageHeader to_1 = request_to(1);
+  deliver_all();
+  const message::Pull to_1 = requests[1].value();
   layouts[0]->owner[1] = 2;
   worker.owner_changed(1);
-  owners[2]->request(0, request_to(2));
-  const int half = 1;  // of the first exchange
-  EXPECT_EQ(shard_1(half), std::pair(7.f, 7.f));
-  owners[1]->request(0, to_1);
-  EXPECT_EQ(shard_1(half), std::pair(7.f, 7.f)) << "the one that was given up has written";
-  for (auto& p : send_queues) p->let_go();
+  deliver_all();
+  owners[2]->pull(0, requests[2].value());
+  deliver_all();
+  EXPECT_EQ(shard_1(), std::pair(7.f, 7.f));
+  owners[1]->pull(0, to_1);
+  EXPECT_EQ(shard_1(), std::pair(7.f, 7.f)) << "the one that was given up has written";
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include "dist/server/server.h"
 #include "tests/ranks.h"
 #include "tests/support.h"
+#include "tests/support_channels.h"
 
 namespace tandem::test {
 namespace {
@@ -43,7 +44,7 @@ struct Outcome {
 
 // Each push of worker m adds one to its own blocks: 64 elements in every 64 · ranks, in all shards.
 Outcome run(const Drill& drill) {
-  std::vector<std::unique_ptr<Channel>> channels = in_process_channels(drill.ranks, 10, drill.faults);
+  std::vector<std::unique_ptr<Channel>> channels = in_process_channels(drill.ranks, drill.faults);
   const auto size = std::size_t(drill.ranks);
   Outcome o{.said = {},
             .told = std::vector<std::int64_t>(size),
@@ -83,7 +84,6 @@ Outcome run(const Drill& drill) {
                            .servers = drill.servers,
                            .momentum = 0.5,
                            .learning_rate = [](std::int64_t) { return 1.0; },
-                           .chunk = 300,
                            .snapshots = 0.002},
                           {0, drill.leases});
         if (server_node.trains()) server_node.pull(whole(weights), whole(s));

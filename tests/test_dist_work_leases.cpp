@@ -2,6 +2,7 @@
 // network and no clock: what happens is told, and times are said.
 #include <gtest/gtest.h>
 
+#include "dist/job/frames.h"
 #include "dist/server/coordinator.h"
 #include "dist/server/server_messages.h"
 #include "dist/server/work_leases.h"
@@ -88,29 +89,46 @@ TEST(WorkLeases, SeveralOfAnEpochAreDrawnAtOnce) {
   EXPECT_EQ(t.count_done(), 17);
 }
 
-// What the coordinator has said since the last look, each as one word: "0<-5" is lease 5 to rank 0, "1<-none",
+// What the coordinator has sent since the last look, each as one word: "0<-5" is lease 5 to rank 0, "1<-none",
 // "2<-over", "2<-stopped", "2<-end", "1<-heard:3:a|b|" the texts of gathering 3.
-struct Told {
-  explicit Told(int ranks)
-      : coordinator(ranks, [this](int to, const MessageHeader& n, const std::shared_ptr<const std::string>& text) {
-          if (!words.empty()) words += ' ';
-          words += std::to_string(to) + "<-";
-          const std::string number = n[word::number] == word::none ? "none" : std::to_string(n[word::number]);
-          switch (what_of(n)) {
-            case What::lease_is:
-              words += number, request = n[word::request], done = n[word::leases_done];
-              if (n[word::count] > 1) words += "+" + std::to_string(n[word::count]);
-              break;
-            case What::over: words += n[word::number] ? "stopped" : "over"; break;
-            case What::end: words += "end"; break;
-            case What::heard:
-              words += "heard:" + number + ":";
-              for (const std::string& t : unbundle(*text)) words += t + "|";
-              break;
-            default: words += "?";
-          }
-        }) {}
+struct Told : Channel {
+  explicit Told(int ranks) : ranks(ranks), coordinator(*this) {}
+  void send(int to, const MessageHeader& header, std::span<const std::byte> bytes,
+            std::shared_ptr<const void>) override {
+    using namespace message;
+    if (!words.empty()) words += ' ';
+    words += std::to_string(to) + "<-";
+    const Message m = unpacked(header);
+    if (const auto* lease = std::get_if<LeaseIs>(&m)) {
+      request = lease->request, done = std::uint64_t(lease->leases_done);
+      words += lease->count ? std::to_string(lease->lease) : "none";
+      if (lease->count > 1) words += "+" + std::to_string(lease->count);
+    } else if (const auto* over = std::get_if<Over>(&m)) {
+      words += over->stopped ? "stopped" : "over";
+    } else if (const auto* heard = std::get_if<Heard>(&m)) {
+      words += "heard:" + std::to_string(heard->gathering) + ":";
+      for (const std::string& t : unbundle({reinterpret_cast<const char*>(bytes.data()), bytes.size()}))
+        words += t + "|";
+    } else {
+      words += std::holds_alternative<End>(m) ? "end" : "?";
+    }
+  }
+  int rank() const override { return 0; }
+  int size() const override { return ranks; }
+  std::string where(int rank) const override { return std::to_string(rank); }
+  std::vector<bool> living() const override { return {}; }
+  std::uint64_t generation() const override { return 0; }
+  void on_message(Receiver) override {}
+  bool sent() const override { return true; }
+  bool progress() override { return false; }
+  void rest() override {}
+  void wake() override {}
+  bool reaches(int) override { return false; }
+  void fail(int, const std::string&) override {}
+  std::shared_ptr<void> new_block(std::size_t) override { return {}; }
+
   std::string said() { return std::exchange(words, ""); }
+  int ranks;
   std::string words;
   std::uint64_t request = 0, done = 0;
   Coordinator coordinator;
@@ -198,18 +216,17 @@ TEST(Coordinator, WaitingForOthersIsNoSlowness) {
 TEST(Coordinator, KnowsWhoWaitsForWhat) {
   Told t(3);
   Coordinator& c = t.coordinator;
-  const auto name = [](int r) { return std::to_string(r); };
-  EXPECT_EQ(c.waiting(name).works, "0, 1, 2");
+  EXPECT_EQ(c.waiting().works, "0, 1, 2");
   c.waits_for(2, "a lease", 5), c.waits_for(0, "what all say", 6);
-  EXPECT_EQ(c.waiting(name).waits, "0 for what all say; 2 for a lease");
-  EXPECT_EQ(c.waiting(name).works, "1");
-  EXPECT_EQ(c.waiting(name).since, 6);
+  EXPECT_EQ(c.waiting().waits, "0 for what all say; 2 for a lease");
+  EXPECT_EQ(c.waiting().works, "1");
+  EXPECT_EQ(c.waiting().since, 6);
   c.lost(1, 7), c.waits_for(2, "", 8);
-  EXPECT_EQ(c.waiting(name).waits, "0 for what all say");
-  EXPECT_EQ(c.waiting(name).works, "2");
+  EXPECT_EQ(c.waiting().waits, "0 for what all say");
+  EXPECT_EQ(c.waiting().works, "2");
   c.begin(3, false, {0, 2});
   c.wants(2, 1), c.done(0, 9);
-  EXPECT_EQ(c.waiting(name).since, 9);
+  EXPECT_EQ(c.waiting().since, 9);
 }
 
 TEST(Coordinator, WhoMakesAStepTogetherDrawsTogether) {

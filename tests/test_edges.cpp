@@ -75,11 +75,8 @@ TEST(Sizes, BeyondAnyMemoryAreRefused) {
   EXPECT_TRUE(refused([&] { reshape(x, {half, half}); }, {"more elements"}));
   EXPECT_TRUE(refused([&] { reshape(x, {6, most, 4, -1}); }, {"more elements"}));
   EXPECT_TRUE(refused([&] { pad(x, 0, huge, huge); }, {"pad"}));
-  EXPECT_TRUE(refused(
-      [&] {
-        pad_shortcut(Variable(Tensor::zeros(*backend, {1, 4, 4, 2})), 1, huge);
-      },
-      {"pad_shortcut"}));
+  const Variable picture(Tensor::zeros(*backend, {1, 4, 4, 2}));
+  EXPECT_TRUE(refused([&] { pad_shortcut(picture, 1, huge); }, {"pad_shortcut"}));
 }
 
 TEST(Sizes, RangesAndSlicesDoNotWrapAround) {
@@ -143,14 +140,23 @@ struct OneLinear : Module {
 TEST(Optimizers, AreRefusedBeforeTheyAreBound) {
   std::unique_ptr<Optimizer> all[] = {std::make_unique<SGD>(SGDOptions{.learning_rate = 0.1, .momentum = 0.9}),
                                       std::make_unique<AdamW>(AdamWOptions{}), std::make_unique<LARS>(LARSOptions{})};
-  for (auto& o : all) {
-    SCOPED_TRACE(o->name());
-    EXPECT_TRUE(refused([&] { o->measure({0, 64}, false); }, {"not bound"}));
-    EXPECT_TRUE(refused([&] { o->apply({0, 64}); }, {"not bound"}));
-    EXPECT_TRUE(refused([&] { o->vectors(); }, {"not bound"}));
-    EXPECT_TRUE(refused([&] { o->flat(); }, {"not bound"}));
-  }
-  EXPECT_TRUE(refused([&] { all[0]->finish_gradients({0, 64}); }, {"not bound"}));
+  const Range some{0, 64};
+  const std::function<void(Optimizer&)> uses[] = {[&](auto& o) { o.measure(some, false); },
+                                                  [&](auto& o) { o.apply(some); },
+                                                  [](auto& o) { o.vectors(); },
+                                                  [](auto& o) { o.flat(); },
+                                                  [](auto& o) { o.sync_hyperparameters(); },
+                                                  [](auto& o) { o.step(); },
+                                                  [](auto& o) { o.read_state(); },
+                                                  [](auto& o) { o.clear_not_finite(); },
+                                                  [](auto& o) { o.gradient_norm(); },
+                                                  [](auto& o) { o.check_gradients(nullptr); },
+                                                  [](auto& o) { o.update(nullptr); },
+                                                  [](auto& o) { o.scaled(Variable()); }};
+  for (auto& o : all)
+    for (auto& use : uses)
+      EXPECT_TRUE(refused([&] { use(*o); }, {"not bound", "bind"})) << o->name() << ", use " << &use - uses;
+  EXPECT_TRUE(refused([&] { all[0]->finish_gradients(some); }, {"not bound"}));
 }
 
 TEST(Optimizers, AStepWantsALossWithOneElement) {

@@ -388,19 +388,6 @@ TEST_F(Engine, RanksDoNotExchangeWhatIsFrozen) {
   EXPECT_TRUE(test::close("weights", runs[0].weights, one, 1e-6));
 }
 
-TEST_F(Engine, OutOfOrderIsRefused) {
-  Weight model;
-  SGD sgd({.learning_rate = 1});
-  EXPECT_TRUE(refused([&] { sgd.sync_hyperparameters(); }, {"bind"}));
-  EXPECT_TRUE(refused([&] { sgd.step(); }, {"bind"}));
-  EXPECT_TRUE(refused([&] { sgd.read_state(); }, {"bind"}));
-  EXPECT_TRUE(refused([&] { sgd.clear_not_finite(); }, {"bind"}));
-  EXPECT_TRUE(refused([&] { sgd.gradient_norm(); }, {"bind"}));
-  EXPECT_TRUE(refused([&] { sgd.check_gradients(nullptr); }, {"bind"}));
-  EXPECT_TRUE(refused([&] { sgd.update(nullptr); }, {"bind"}));
-  EXPECT_TRUE(refused([&] { sgd.scaled(Variable()); }, {"bind"}));
-}
-
 TEST_F(Engine, HyperParametersThatAreNoneAreRefused) {
   for (double bad : {-0.1, nan, HUGE_VAL}) {
     EXPECT_TRUE(refused([&] { SGD({.learning_rate = bad}); }, {"learning rate"})) << bad;

@@ -80,63 +80,6 @@ class Patterns : public BatchSource {
 };
 
 // ---- models ---------------------------------------------------------------------------------------------------------
-TEST(Models, HaveTheirPublishedSizesAndNames) {
-  std::unique_ptr<Backend> backend = reference_backend();
-  const std::vector<std::tuple<std::string, int, int, std::int64_t, std::size_t>> expected = {
-      {"mlp", 1, 28, 256 * 784 + 256 + 2570, 4}, {"lenet5", 1, 28, 61'706, 10},    {"lenet5", 1, 32, 61'706, 10},
-      {"smallcnn", 1, 28, 421'642, 8},           {"resnet20", 3, 32, 269'722, 59}, {"resnet18", 3, 32, 11'173'962, 62}};
-  for (auto& [name, channels, side, count, tensors] : expected) {
-    std::unique_ptr<Module> model = make_model(name, 10, channels, side);
-    FlatParameters flat(*model, *backend, 1);
-    EXPECT_EQ(flat.parameters(), count) << name;
-    EXPECT_EQ(flat.parameter_ranges().size(), tensors) << name;
-    std::set<std::string> names;
-    for (const ParameterRange& s : flat.parameter_ranges())
-      EXPECT_TRUE(names.insert(s.name).second) << s.name << " twice";
-    if (side == 28) {
-      NoGrad off;
-      EXPECT_EQ((*model)(Variable(Tensor::zeros(*backend, {2, side, side, channels}))).shape(), Shape({2, 10})) << name;
-    }
-  }
-  std::unique_ptr<Module> model = resnet(18, 10, 3, 32);
-  FlatParameters flat(*model, *backend, 1);
-  EXPECT_EQ(flat.parameter_range("conv1.weight").shape, Shape({64, 3, 3, 3}));
-  EXPECT_EQ(flat.parameter_range("layer2.0.downsample.0.weight").shape, Shape({128, 1, 1, 64}));
-  EXPECT_EQ(flat.parameter_range("layer2.0.downsample.1.bias").shape, Shape({128}));
-  EXPECT_EQ(flat.parameter_range("layer4.1.bn2.weight").shape, Shape({512}));
-  EXPECT_EQ(flat.parameter_range("fc.weight").shape, Shape({10, 512}));
-  EXPECT_EQ(flat.parameter_ranges().front().name, "conv1.weight");
-  EXPECT_EQ(flat.parameter_ranges().back().name, "fc.bias");
-  EXPECT_EQ(flat.buffer_ranges().front().name, "bn1.running_mean");
-  EXPECT_TRUE(refused([&] { flat.parameter_range("conv9.weight"); }, {"conv9.weight", "conv1.weight"}));
-  EXPECT_TRUE(refused([] { make_model("vgg", 10, 3, 32); }, {"vgg", "resnet18"}));
-  EXPECT_TRUE(refused([] { make_model("lenet5", 10, 3, 30); }, {"lenet5", "30"}));
-}
-
-TEST(Models, EveryModelTrainsAStepOnEveryBackend) {
-  for (const test::BackendKind& kind : test::backends())
-    for (const char* name : {"mlp", "lenet5", "smallcnn", "resnet20"}) {
-      std::unique_ptr<Backend> backend = kind.make();
-      const int side = std::string(name) == "lenet5" ? 28 : 8;
-      std::unique_ptr<Module> model = make_model(name, 10, 1, side);
-      FlatParameters flat(*model, *backend, 1);
-      Variable x(Tensor::of(*backend, {4, side, side, 1}, test::numbers("x", 4 * side * side)));
-      Tensor labels = Tensor::of(*backend, {4}, {3, 1, 4, 1}, DType::i32);
-      SGD sgd({.learning_rate = 0.02, .momentum = 0.9});
-      sgd.bind(flat);
-      double first = 0, last = 0;
-      for (int i = 0; i < 5; i++) {
-        flat.zero_gradients();
-        Variable loss = cross_entropy((*model)(x), labels);
-        flat.backward(loss);
-        EXPECT_TRUE(flat.gradients_complete());
-        sgd.step(&loss.value());
-        (i ? last : first) = loss.item();
-      }
-      EXPECT_LT(last, first) << name << " on " << kind.name;
-    }
-}
-
 TEST(Models, TrainAndEvalReachEveryModule) {
   std::unique_ptr<Backend> backend = reference_backend();
   Sequential model;
@@ -187,33 +130,7 @@ TEST(FlatParameters, LaysSegmentsOutAlignedAndInOrder) {
   EXPECT_EQ(flat.numel() % FlatParameters::cut, 0);
   EXPECT_LT(flat.numel() - end, FlatParameters::cut);
   EXPECT_EQ(flat.gradients.numel(), flat.numel());
-}
-
-TEST(FlatParameters, PaddingIsZeroAndStaysZero) {
-  for (const test::BackendKind& kind : test::backends()) {
-    std::unique_ptr<Backend> backend = kind.make();
-    Tiny model;
-    FlatParameters flat(model, *backend, 3);
-    SGD sgd({.learning_rate = 0.1, .momentum = 0.9, .nesterov = true, .weight_decay = 0.1, .decay_everything = true});
-    sgd.bind(flat);
-    sgd.clip_norm = 1;
-    Patterns data(*backend, 16, 16);
-    Batch batch = data.make(0, 0);
-    for (int i = 0; i < 4; i++) {
-      flat.zero_gradients();
-      flat.backward(cross_entropy(model(Variable(batch.images)), batch.labels));
-      sgd.step();
-    }
-    std::vector<bool> used(flat.numel(), false);
-    for (const ParameterRange& s : flat.parameter_ranges()) std::fill_n(used.begin() + s.local_begin, s.length, true);
-    const std::vector<double> w = flat.values.values(), g = flat.gradients.values(),
-                              v = sgd.vectors()[0].second.values();
-    for (std::int64_t i = 0; i < flat.numel(); i++)
-      if (!used[i]) {
-        ASSERT_TRUE(w[i] == 0 && g[i] == 0 && v[i] == 0)
-            << kind.name << " element " << i << ": " << w[i] << " " << g[i] << " " << v[i];
-      }
-  }
+  EXPECT_TRUE(refused([&] { flat.parameter_range("conv9.weight"); }, {"conv9.weight", "conv1.weight"}));
 }
 
 struct Two : Module {
@@ -261,21 +178,10 @@ TEST(FlatParameters, InitialDrawDependsOnSeedAndPlaceOnly) {
       EXPECT_EQ(first, values(*kind.make_with(threads), 1)) << kind.name << " with " << threads << " threads";
   EXPECT_NE(first, values(*reference_backend(1), 2));
 
-  std::unique_ptr<Backend> backend = reference_backend();
   Linear layer(400, 300);
-  FlatParameters flat(layer, *backend, 1);
-  double largest = 0, middle = 0, square = 0;
-  for (double w : flat.parameter_range("weight").leaf->value.values())
-    largest = std::max(largest, std::abs(w)), middle += w / 120'000, square += w * w / 120'000;
-  EXPECT_LE(largest, 0.05) << "U(−1/√400, 1/√400)";
-  EXPECT_NEAR(middle, 0, 3e-4);
-  EXPECT_NEAR(std::sqrt(square), 0.05 / std::sqrt(3), 2e-4);
+  EXPECT_DOUBLE_EQ(layer.parameter("weight").initial.high, 0.05) << "U(−1/√400, 1/√400)";
   std::unique_ptr<Conv2d> conv = Conv2d::before_norm(64, 128, 3);
-  FlatParameters normal(*conv, *backend, 1);
-  double mean = 0, variance = 0;
-  for (double w : normal.parameter_range("weight").leaf->value.values()) mean += w / 73'728, variance += w * w / 73'728;
-  EXPECT_NEAR(mean, 0, 5e-4);
-  EXPECT_NEAR(variance, 2.0 / (128 * 9), 3e-5) << "He et al.: 2 / fan-out";
+  EXPECT_DOUBLE_EQ(conv->parameter("weight").initial.std, std::sqrt(2.0 / (128 * 9))) << "He et al.: 2 / fan-out";
 }
 
 TEST(FlatParameters, SecondFlatVectorKeepsTrainedValuesAndStatistics) {

@@ -51,6 +51,17 @@ int from_environment(const char* name, int otherwise) {
   return text ? std::atoi(text) : otherwise;
 }
 
+// The budget that the refusal names which `run` throws; 0: it throws none.
+std::size_t named_budget(const std::function<void()>& run) {
+  try {
+    run();
+  } catch (const UsageError& e) {
+    const std::string text = e.what();
+    return std::size_t(std::atoll(text.c_str() + text.find('(', text.find("smallest")) + 1));
+  }
+  return 0;
+}
+
 std::vector<std::byte> bytes_of(const Tensor& t) {
   std::vector<std::byte> b(t.bytes());
   if (!b.empty()) t.backend().download(b.data(), t.raw(), b.size());
@@ -414,36 +425,6 @@ TEST(MemoryPlan, ABudgetThatIsTooSmallIsRefusedWithTheSmallestThatWouldDo) {
   train(c, *backend, 2, {.bytes = all.least});
 }
 
-TEST(MemoryPlan, AFullDiskIsAnErrorByName) {
-  auto backend = steady_backend(1);
-  auto model = make_model("resnet20", 10, 3, 8);
-  FlatParameters flat(*model, *backend, 1);
-  auto step = [&](MemoryPlan& plan) {
-    const Tensor images = Tensor::full(*backend, {4, 8, 8, 3}, 0.5);
-    MemoryPlan::Step within(plan);
-    flat.zero_gradients();
-    flat.backward(sum((*model)(Variable(images))));
-    within.end();
-  };
-  std::size_t least = 0;
-  {
-    MemoryPlan look(*backend, simulated_mover(),
-                    {.budget = std::size_t{1} << 40, .swap = SwapMode::swap, .smallest = 256});
-    for (int k = 0; k < 4; k++) step(look);  // the backend prepares weights that stay as they are
-    least = smallest_budget(look.record(), look.means());
-    EXPECT_LT(least, look.measured().peak);
-  }
-  const std::vector<std::byte> gradients = bytes_of(flat.gradients);
-  {
-    MemoryPlan plan(*backend, simulated_mover({.room = 1000}),
-                    {.budget = least, .swap = SwapMode::swap, .smallest = 256});
-    EXPECT_TRUE(refused([&] { step(plan); }, {"cannot be kept", "room", "--scratch"}));
-  }
-  MemoryPlan plan(*backend, simulated_mover(), {.budget = least, .swap = SwapMode::swap, .smallest = 256});
-  step(plan);
-  EXPECT_EQ(bytes_of(flat.gradients), gradients);
-}
-
 TEST(MemoryPlan, AnotherSequenceGoesOnDemandAndIsPlannedAnew) {
   auto backend = steady_backend(1);
   auto model = make_model("lenet5", 10, 1, 28);
@@ -643,35 +624,35 @@ TEST(MemoryPlan, WhoLooksAtASavedTensorSeesItsValues) {
   }
 }
 
-// y leaves while x is there, from which it would be computed again; then the branch that saved x ends, which backward
+// y is discarded while x exists, from which it is computed again; then the branch that saved x ends, which backward
 // does not reach.
 TEST(MemoryPlan, ABranchThatBackwardDoesNotReachMayEndFirst) {
   auto backend = steady_backend(1);
   Variable w(Tensor::of(*backend, {64, 64}, test::numbers("w", 64 * 64)), true);
-  auto pass = [&] {
+  auto pass = [&](bool ends_first) {
     w.zero_grad();
-    Variable x = scale(w, 0.5, 0.25), unused = square(x), loss = mean(tanh(x));
-    x = {};
-    Tensor::full(*backend, {64, 64}, 1);
-    unused = {};
+    Variable x = scale(w, 0.5, 0.25), unused = square(x), y;
+    {
+      ModeScope<&Mode::recompute, true> marked;
+      y = tanh(x);
+    }
+    Variable loss = mean(y);
+    y = x = {};
+    for (int k = 0; k < 3; k++) loss = scale(loss, 1);
+    if (ends_first) unused = {};
     loss.backward();
     return bytes_of(w.grad());
   };
-  const std::vector<std::byte> plain = pass();
-  std::size_t peak = 0;
-  for (const std::size_t less : {std::size_t{0}, w.value().bytes()}) {
-    MemoryPlan plan(*backend, nullptr,
-                    {.budget = less ? peak - less : std::size_t{1} << 40, .swap = SwapMode::recompute, .smallest = 64});
-    for (int k = 0; k < 2; k++) {
-      MemoryPlan::Step step(plan);
-      EXPECT_EQ(pass(), plain);
-      if (less && k)
-        EXPECT_TRUE(refused([&] { step.end(); }, {"too small"}));  // a plan knows that y has to stay
-      else
-        step.end();
-    }
-    if (!less) peak = plan.measured().peak;
+  const std::vector<std::byte> plain = pass(false);
+  MemoryPlan plan(*backend, nullptr, {.budget = std::size_t{1} << 40, .swap = SwapMode::recompute, .smallest = 64});
+  for (const bool ends_first : {false, false, true, true, true}) {
+    MemoryPlan::Step step(plan);
+    EXPECT_EQ(pass(ends_first), plain);
+    step.end();
+    if (!plan.measured().planned) continue;
+    EXPECT_EQ(plan.measured().recomputed, w.value().bytes()) << plan.report();
   }
+  EXPECT_TRUE(plan.measured().planned);
 }
 
 TEST(MemoryPlan, AStepThatThrowsLeavesNothingAway) {
@@ -789,15 +770,6 @@ TEST(MemoryFaults, AKilledProcessLeavesNothingInItsFolder) {
   EXPECT_TRUE(std::filesystem::is_empty(folder.file("")));
 }
 
-TEST(MemoryFaults, ABudgetBelowOneOperationsNeedIsRefusedWithTheSmallestThatWouldDo) {
-  Chain chain;
-  chain.look();
-  MemoryPlan plan(*chain.backend, simulated_mover(), {.budget = chain.w.value().bytes(), .smallest = 1024});
-  chain.pass(&plan);
-  EXPECT_TRUE(
-      refused([&] { chain.pass(&plan); }, {"too small", "smallest that would do", std::to_string(chain.least)}));
-}
-
 // A backend tries all its algorithms in the first step, and each run may choose another one.
 TEST(MemoryFaults, TheBudgetNamedIsEnoughWhicheverAlgorithmIsChosen) {
   std::int64_t scratch = 1;
@@ -817,14 +789,8 @@ TEST(MemoryFaults, TheBudgetNamedIsEnoughWhicheverAlgorithmIsChosen) {
       }
     }
   };
-  std::string text;
-  try {
-    steps(1, 1);
-  } catch (const UsageError& e) {
-    text = e.what();
-  }
-  for (const std::int64_t chosen : {1, 50000, 100000})
-    EXPECT_NO_THROW(steps(std::size_t(std::atoll(text.c_str() + text.find('(') + 1)), chosen)) << text;
+  const std::size_t named = named_budget([&] { steps(1, 1); });
+  for (const std::int64_t chosen : {1, 50000, 100000}) EXPECT_NO_THROW(steps(named, chosen)) << named;
 }
 
 TEST(MemoryFaults, ADiskThatFillsUpLaterIsAnErrorAndTheGradientsAreThere) {
@@ -994,16 +960,6 @@ TEST(MemoryPlan, WhatOthersTakeEndsNoRun) {
       flat.backward(sum((*model)(Variable(images))));
       if (plan) within->end();
     };
-    auto budget_named = [&] {
-      try {
-        MemoryPlan plan(*backend, std::make_unique<UnsteadyMover>(), {.budget = 1000, .swap = swap, .smallest = 256});
-        for (int k = 0; k < 3; k++) step(&plan);
-      } catch (const UsageError& e) {
-        const std::string text = e.what();
-        return std::size_t(std::atoll(text.c_str() + text.find('(') + 1));
-      }
-      return std::size_t(0);
-    };
     auto hold = [&](std::int64_t batches) {
       MemoryUse use(Use::data);
       for (std::int64_t i = 0; i < 3; i++)
@@ -1014,7 +970,10 @@ TEST(MemoryPlan, WhatOthersTakeEndsNoRun) {
     };
     hold(3);
     step(nullptr);
-    const std::size_t least = budget_named();
+    const std::size_t least = named_budget([&] {
+      MemoryPlan plan(*backend, std::make_unique<UnsteadyMover>(), {.budget = 1000, .swap = swap, .smallest = 256});
+      for (int k = 0; k < 3; k++) step(&plan);
+    });
     ASSERT_GT(least, 1000u);
     testing::internal::CaptureStderr();
     int passed = 0, planned = 0;
@@ -1055,7 +1014,7 @@ TEST(MemoryPlan, RequestsOfOthersChangeNoSmallestBudget) {
   FlatParameters flat(*model, *backend, 1);
   const Tensor images = Tensor::full(*backend, {32, 28, 28, 1}, 0.5);
   auto budget_named = [&](bool served) {
-    try {
+    return named_budget([&] {
       MemoryPlan plan(*backend, std::make_unique<UnsteadyMover>(), {.budget = 1000, .smallest = 256});
       std::jthread server([&](std::stop_token stop) {
         MemoryUse use(Use::data);
@@ -1067,11 +1026,7 @@ TEST(MemoryPlan, RequestsOfOthersChangeNoSmallestBudget) {
         flat.backward(sum((*model)(Variable(images))));
         within.end();
       }
-    } catch (const UsageError& e) {
-      const std::string text = e.what();
-      return std::size_t(std::atoll(text.c_str() + text.find('(') + 1));
-    }
-    return std::size_t(0);
+    });
   };
   const std::size_t alone = budget_named(false);
   ASSERT_GT(alone, 1000u);
@@ -1107,17 +1062,11 @@ TEST(MemoryPlan, TheBudgetThatARefusalNamesIsAccepted) {
            .accumulate = accumulate,
            .ema = ema});
     };
-    std::string text;
-    try {
-      trained(200000);
-    } catch (const UsageError& e) {
-      text = e.what();
-    }
-    if (text.empty()) continue;  // no bf16 here
-    const std::size_t named = std::size_t(std::atoll(text.c_str() + text.find('(', text.find("smallest")) + 1));
+    const std::size_t named = named_budget([&] { trained(200000); });
+    if (named == 0) continue;  // no bf16 here
     testing::internal::CaptureStderr();
     EXPECT_NO_THROW(trained(named)) << name << ", batch " << batch << ", accumulate " << accumulate << ", ema " << ema
-                                    << ", " << name_of(swap) << ", " << name_of(dtype) << ": " << text;
+                                    << ", " << name_of(swap) << ", " << name_of(dtype) << ": " << named;
     EXPECT_EQ(testing::internal::GetCapturedStderr(), "")
         << name << ", batch " << batch << ", " << name_of(swap) << ", " << name_of(dtype);
   }
@@ -1125,37 +1074,23 @@ TEST(MemoryPlan, TheBudgetThatARefusalNamesIsAccepted) {
 
 // ---- training programs ----------------------------------------------------------------------------------------------
 TEST(MemoryPlan, FitTrainsWithinABudget) {
-  std::vector<std::vector<std::byte>> weights;
-  std::size_t smallest = 0;
-  for (int run = 0; run < 3; run++) {
+  auto trained = [](std::size_t budget) {
     auto backend = steady_backend(2);
     const Dataset data = synthetic({.train = 200, .test = 32});
     Loader train(data.train, {.batch = 64, .seed = 1, .prefetch = 0}, *backend);
     auto model = make_model("smallcnn-bn", 10, 1, 28);
     SGD sgd({.learning_rate = 0.05});
-    FitOptions options{.epochs = 2, .progress = false};
-    if (run == 1) options.memory_budget = mib;
-    if (run == 2) options.memory_budget = smallest + mib / 2;  // batches come and go beside the step
-    if (run == 1) {
-      try {
-        fit(*model, cross_entropy_loss(), sgd, *backend, {.train = train}, options);
-        ADD_FAILURE() << "1 MiB is not enough";
-      } catch (const Error& e) {
-        const std::string text = e.what();
-        EXPECT_NE(text.find("too small"), std::string::npos) << text;
-        const std::size_t begin = text.find('(', text.find("smallest")) + 1;
-        smallest = std::size_t(std::atoll(text.c_str() + begin));
-        EXPECT_GT(smallest, mib) << text;
-      }
-      continue;
-    }
-    fit(*model, cross_entropy_loss(), sgd, *backend, {.train = train}, options);
-    weights.emplace_back();
+    fit(*model, cross_entropy_loss(), sgd, *backend, {.train = train},
+        {.epochs = 2, .progress = false, .memory_budget = budget});
+    std::vector<std::byte> weights;
     for (auto& [name, p] : model->parameters())
-      for (std::byte b : bytes_of(p->variable.value())) weights.back().push_back(b);
-  }
-  ASSERT_EQ(weights.size(), 2u);
-  EXPECT_EQ(weights[0], weights[1]);
+      for (std::byte b : bytes_of(p->variable.value())) weights.push_back(b);
+    return weights;
+  };
+  EXPECT_TRUE(refused([&] { trained(mib); }, {"too small"}));
+  const std::size_t smallest = named_budget([&] { trained(mib); });
+  ASSERT_GT(smallest, mib);
+  EXPECT_EQ(trained(smallest + mib / 2), trained(0));  // batches come and go beside the step
 }
 
 }  // namespace

@@ -84,6 +84,11 @@ TEST(Models, HaveThePapersSizes) {
   EXPECT_EQ(count_parameters(*make_model("vgg11", 10, 3, 32)), 9'231'114);
   EXPECT_EQ(count_parameters(*make_model("resnet50", 10, 3, 32)), 23'520'842);
   EXPECT_EQ(count_parameters(*make_model("smallcnn-bn", 10, 1, 28)), 421'738);
+  EXPECT_EQ(count_parameters(*make_model("smallcnn", 10, 1, 28)), 421'642);
+  EXPECT_EQ(count_parameters(*make_model("mlp", 10, 1, 28)), 256 * 784 + 256 + 2570);
+  for (int side : {28, 32}) EXPECT_EQ(count_parameters(*make_model("lenet5", 10, 1, side)), 61'706);
+  EXPECT_EQ(count_parameters(*make_model("resnet20", 10, 3, 32)), 269'722);
+  EXPECT_EQ(count_parameters(*make_model("resnet18", 10, 3, 32)), 11'173'962);
 }
 
 TEST(Models, AreCheckedByName) {
@@ -97,6 +102,7 @@ TEST(Models, AreCheckedByName) {
   EXPECT_EQ(count, 19);
   EXPECT_TRUE(refused([] { check_model_name("resnet21"); }, {"resnet21", "there are: mlp", "wrn28-10"}));
   EXPECT_TRUE(refused([] { make_model("vgg11", 10, 3, 16); }, {"vgg11", "16"}));
+  EXPECT_TRUE(refused([] { make_model("lenet5", 10, 3, 30); }, {"lenet5", "30"}));
   EXPECT_TRUE(refused([] { make_model("vgg16", 10, 3, 288); }, {"vgg16", "288"}));
   EXPECT_TRUE(refused([] { resnet(19, 10, 3, 32); }, {"resnet", "19"}));
   EXPECT_TRUE(refused([] { resnet_cifar(21, 10, 3); }, {"6n + 2", "21"}));
@@ -131,6 +137,11 @@ TEST(Models, EveryFormTakesAStep) {
        {std::pair{"smallcnn-bn", 28}, {"vgg11", 28}, {"resnet32", 8}, {"resnet18", 16}, {"resnet50", 64}})
     step(*make_model(name, 10, 3, side), name, *backend, side, 2);
   step(*wide_resnet(16, 2, 10, 3), "wide_resnet(16, 2)", *backend, 16, 2);
+  for (const test::BackendKind& kind : test::backends())
+    for (auto [name, side] : {std::pair{"mlp", 8}, {"lenet5", 28}, {"smallcnn", 8}, {"resnet20", 8}}) {
+      std::unique_ptr<Backend> each = kind.make();
+      step(*make_model(name, 10, 3, side), kind.name + " " + name, *each, side, 4);
+    }
 }
 
 // ---- initialisers ---------------------------------------------------------------------------------------------------

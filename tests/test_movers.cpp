@@ -125,7 +125,7 @@ Trained train(int steps, std::size_t budget = 0, SwapMode swap = SwapMode::autom
   Tensor last(twin, Shape{});
   std::unique_ptr<MemoryPlan> plan;
   if (budget)
-    plan = std::make_unique<MemoryPlan>(twin, swap == SwapMode::recompute ? nullptr : pinned_mover(twin),
+    plan = std::make_unique<MemoryPlan>(twin, pinned_mover(twin),
                                         MemoryPlanOptions{.budget = budget, .swap = swap, .smallest = 256});
   StepGraph graph(twin, false,
                   {.backward =

@@ -6,7 +6,7 @@
 #include <thread>
 
 #include "dist/collectives/in_process.h"
-#include "dist/collectives/nccl_functions.h"
+#include "dist/collectives/nccl.h"
 #include "dist/collectives/on_devices.h"
 #include "dist/strategies/all_reduce.h"
 #include "layers/layers.h"
@@ -25,7 +25,7 @@ std::vector<std::string> on_ranks(int n, const Body& body, NcclOptions options =
     std::shared_ptr<Communicator> host = std::move(ranks[std::size_t(r)]);
     Twin twin;
     twin.behind = true;
-    auto mine = over_nccl(fake_nccl::library, std::move(host), twin, options);
+    auto mine = over_nccl(std::move(host), twin, options);
     body(*mine, twin);
   });
 }
@@ -162,7 +162,7 @@ TEST_F(Nccl, GivenUpWorksLeaveTheRestInOrder) {
 struct Chosen {
   std::string transport, said;
 };
-Chosen choose_on(std::vector<std::string> devices, std::vector<NcclLibrary> libraries) {
+Chosen choose_on(std::vector<std::string> devices, std::vector<int> versions) {
   auto ranks = in_process(int(devices.size()), {.deadline = 30});
   Chosen chosen;
   testing::internal::CaptureStderr();
@@ -172,7 +172,8 @@ Chosen choose_on(std::vector<std::string> devices, std::vector<NcclLibrary> libr
     Twin twin;
     twin.behind = true;
     twin.uuid = devices[i];
-    auto mine = on_devices(host, twin, 30, libraries[i]);
+    fake_nccl::version = versions[i];
+    auto mine = on_devices(host, twin, 30);
     sums_and_maxima(*mine, twin, 100);
     if (r == 0) chosen.transport = mine->traffic().transport;
   }));
@@ -181,26 +182,22 @@ Chosen choose_on(std::vector<std::string> devices, std::vector<NcclLibrary> libr
 }
 
 TEST_F(Nccl, JoinsRanksWithAGpuEach) {
-  const NcclLibrary& fake = fake_nccl::library;
-  const Chosen c = choose_on({"a", "b", "c"}, {fake, fake, fake});
+  const Chosen c = choose_on({"a", "b", "c"}, {22809, 22809, 22809});
   EXPECT_EQ(c.transport, "NCCL 2.28.9");
   EXPECT_EQ(c.said, "");
 }
 
 TEST_F(Nccl, OtherwiseTheHostsMemoryIsUsedAndTheReasonSaid) {
-  const NcclLibrary& fake = fake_nccl::library;
-  const NcclLibrary older{22703, "", &fake_nccl::functions},
-      none{.why_not = "libnccl.so.2: cannot open shared object file"};
   struct Case {
     std::vector<std::string> devices;
-    std::vector<NcclLibrary> libraries;
+    std::vector<int> versions;
     const char* why;
   };
-  for (const Case& k : {Case{{"a", "b", "a"}, {fake, fake, fake}, "rank 0 and rank 2 share a GPU"},
-                        Case{{"a", ""}, {fake, fake}, "rank 1 has no GPU"},
-                        Case{{"a", "b"}, {fake, none}, "rank 1: libnccl.so.2: cannot open"},
-                        Case{{"a", "b"}, {fake, older}, "rank 0 has NCCL 22809, rank 1 22703"}}) {
-    const Chosen c = choose_on(k.devices, k.libraries);
+  for (const Case& k : {Case{{"a", "b", "a"}, {22809, 22809, 22809}, "rank 0 and rank 2 share a GPU"},
+                        Case{{"a", ""}, {22809, 22809}, "rank 1 has no GPU"},
+                        Case{{"a", "b"}, {22809, 0}, "rank 1: its build has no NCCL"},
+                        Case{{"a", "b"}, {22809, 22703}, "rank 0 has NCCL 22809, rank 1 22703"}}) {
+    const Chosen c = choose_on(k.devices, k.versions);
     EXPECT_NE(c.transport.find("pinned memory"), std::string::npos) << c.transport;
     EXPECT_NE(c.said.find(k.why), std::string::npos) << c.said;
     EXPECT_EQ(std::count(c.said.begin(), c.said.end(), '\n'), 1) << "one line";
@@ -224,8 +221,7 @@ TEST_F(Nccl, TrainingOverItGivesTheBitsOfTheHost) {
       Twin twin;
       twin.behind = device;
       twin.uuid = r == 0 ? "a" : "b";
-      auto strategy = all_reduce(std::move(ranks[std::size_t(r)]),
-                                 {.bucket_bytes = 4096, .deadline = 30, .nccl = &fake_nccl::library});
+      auto strategy = all_reduce(std::move(ranks[std::size_t(r)]), {.bucket_bytes = 4096, .deadline = 30});
       Small model;
       FlatParameters flat(model, twin, 1);
       SGD sgd({.learning_rate = 0.1, .momentum = 0.9});

@@ -44,7 +44,7 @@ TEST(SeeingJson, SaysWhereAndSurvivesDepth) {
   EXPECT_TRUE(refused([] { Json::parse(R"({"a":1,"a":2})"); }, {"\"a\" comes twice"}));
   EXPECT_TRUE(refused([] { Json::parse(std::string(1'000'000, '[')); }, {"nested deeper"}));
   EXPECT_TRUE(refused([] { Json::parse(""); }, {"end of input"}));
-  EXPECT_EQ(json_quoted("a\"\\\n\x01\xff é"), "\"a\\\"\\\\\\u000a\\u0001\xEF\xBF\xBD é\"");
+  EXPECT_EQ(json_quoted("a\"\\\n\x01\xff é"), "\"a\\\"\\\\\\n\\u0001\xEF\xBF\xBD é\"");
   EXPECT_EQ(json_number(NAN), "null");
 }
 

@@ -1,11 +1,11 @@
 // Tables of numbers, their batches, and the tasks beside classification: regression and several labels.
 #include <cmath>
-#include <fstream>
 #include <set>
 
 #include "datasets/table.h"
 #include "dist/strategies/all_reduce.h"
 #include "layers/train/evaluate.h"
+#include "tests/data_files.h"
 #include "tests/replicas.h"
 
 namespace tandem::test {
@@ -13,18 +13,15 @@ namespace {
 
 // As numpy.save writes it: `type` is "<f4" or "<i8".
 template <class T>
-std::string saved(const TemporaryFolder& dir, const std::string& name, const char* type, const std::string& shape,
+std::string saved(const DataFolder& dir, const std::string& name, const char* type, const std::string& shape,
                   const std::vector<T>& values) {
-  std::string header = std::string("{'descr': '") + type + "', 'fortran_order': False, 'shape': " + shape + ", }";
-  header.resize(117, ' ');
-  std::ofstream out(dir.file(name), std::ios::binary);
-  out << std::string("\x93NUMPY\x01\x00\x76\x00", 10) << header << '\n';
-  out.write(reinterpret_cast<const char*>(values.data()), std::streamsize(values.size() * sizeof(T)));
+  const auto* bytes = reinterpret_cast<const std::uint8_t*>(values.data());
+  save(dir / name, npy(type, shape, Bytes(bytes, bytes + values.size() * sizeof(T))));
   return dir.file(name);
 }
 
 TEST(Tables, ArraysAreFeaturesAndTargets) {
-  TemporaryFolder dir;
+  DataFolder dir;
   const std::string x = saved<float>(dir, "x.npy", "<f4", "(2, 3)", {1, 2, 3, 4, 5, 6});
   const Table numbers = read_table(x, saved<float>(dir, "y.npy", "<f4", "(2,)", {7, 8}));
   EXPECT_EQ(numbers.features.shape(), (Shape{2, 3}));
@@ -37,25 +34,17 @@ TEST(Tables, ArraysAreFeaturesAndTargets) {
 }
 
 TEST(Tables, WhatIsWrongInArraysIsNamed) {
-  TemporaryFolder dir;
-  const std::string x = saved<float>(dir, "x.npy", "<f4", "(2, 1)", {1, 2});
-  EXPECT_TRUE(refused([&] { read_table(x, dir.file("none.npy")); }, {"none.npy"}));
-  EXPECT_TRUE(refused(
-      [&] {
-        read_table(saved<float>(dir, "a.npy", "<f4", "(2,)", {1, 2}), x);
-      },
-      {"a.npy", "[2]", "expected features"}));
-  EXPECT_TRUE(refused(
-      [&] {
-        read_table(x, saved<float>(dir, "y.npy", "<f4", "(3,)", {1, 2, 3}));
-      },
-      {"y.npy", "expected targets [2]"}));
-  EXPECT_TRUE(refused([&] { read_table(x, saved<float>(dir, "n.npy", "<f4", "(2,)", {1, NAN})); }, {"not finite"}));
-  EXPECT_TRUE(refused(
-      [&] {
-        read_table(x, saved<std::int64_t>(dir, "m.npy", "<i8", "(2,)", {1, -1}));
-      },
-      {"row 2", "-1"}));
+  DataFolder dir;
+  auto floats = [&](const char* name, const char* shape, const std::vector<float>& values) {
+    return saved(dir, name, "<f4", shape, values);
+  };
+  const std::string x = floats("x.npy", "(2, 1)", {1, 2});
+  EXPECT_REFUSED(read_table(x, dir.file("none.npy")), "none.npy");
+  EXPECT_REFUSED(read_table(floats("a.npy", "(2,)", {1, 2}), x), "a.npy", "[2]", "expected features");
+  EXPECT_REFUSED(read_table(x, floats("y.npy", "(3,)", {1, 2, 3})), "y.npy", "expected targets [2]");
+  EXPECT_REFUSED(read_table(x, floats("n.npy", "(2,)", {1, NAN})), "not finite");
+  const std::string negative = saved<std::int64_t>(dir, "m.npy", "<i8", "(2,)", {1, -1});
+  EXPECT_REFUSED(read_table(x, negative), "row 2", "-1");
 }
 
 Table numbers_table(std::int64_t rows) {
@@ -89,7 +78,7 @@ TEST(Tables, SplitAndStandardise) {
   EXPECT_NEAR(sum / 80, 0, 1e-6);
   EXPECT_NEAR(squares / 80, 1, 1e-5);
   EXPECT_EQ(held.mean, rest.mean);
-  EXPECT_TRUE(refused([&] { split(all, 100); }, {"numbers", "100 of 100"}));
+  EXPECT_REFUSED(split(all, 100), "numbers", "100 of 100");
 }
 
 TEST(Tables, RanksShareEachBatch) {
@@ -168,12 +157,11 @@ TEST(Tables, NamesAndKindsThatDoNotFitAreRefused) {
   TableLoader labels(numbers_table(12), {.batch = 4}, *backend);
   Net model;
   FlatParameters flat(model, *backend, 1);
-  EXPECT_TRUE(refused([&] { confusion_matrix(model, labels); }, {"confusion_matrix", "i32", "[b, classes]"}));
-  EXPECT_TRUE(refused([&] { Tensor::of(*backend, {1}, {300}, DType::u8); }, {"300", "u8"}));
+  EXPECT_REFUSED(confusion_matrix(model, labels), "confusion_matrix", "i32", "[b, classes]");
+  EXPECT_REFUSED(Tensor::of(*backend, {1}, {300}, DType::u8), "300", "u8");
   // Parameters that others have taken over.
   FlatParameters second(model, *backend, 2);
-  EXPECT_TRUE(
-      refused([&] { flat.backward(mean(model(labels.make(0, 0).images))); }, {"belongs to other FlatParameters"}));
+  EXPECT_REFUSED(flat.backward(mean(model(labels.make(0, 0).images))), "belongs to other FlatParameters");
   second.backward(mean(model(labels.make(0, 0).images)));
 }
 

@@ -439,10 +439,7 @@ class Checkpoint : public testing::Test {
 
   // A run that ended early and left its checkpoint in run/; returns what it was asked for.
   FitOptions stopped_after(std::int64_t steps, Settings settings = {}) {
-    FitOptions options;
-    options.settings = std::move(settings);
-    options.checkpoint = folder.file("run");
-    options.stop_after = steps;
+    FitOptions options{.checkpoint = folder.file("run"), .stop_after = steps, .settings = std::move(settings)};
     run({}, options);
     return options;
   }
@@ -475,9 +472,7 @@ TEST_F(Checkpoint, ResumingGivesTheUninterruptedRunBitForBit) {
       const test::BackendKind kind{many.name, [&](int threads) { return many.make_with(alone ? 1 : threads); }};
       SCOPED_TRACE(kind.name + " " + name);
       std::vector<double> whole, parts;
-      FitOptions straight;
-      straight.checkpoint = folder.file(kind.name + name);
-      straight.stop_after = 300;
+      FitOptions straight{.checkpoint = folder.file(kind.name + name), .stop_after = 300};
       FitReport one = run(kind, recipe, straight, &whole);
       ASSERT_EQ(one.steps, 300);
       ASSERT_TRUE(one.stopped);
@@ -508,8 +503,7 @@ TEST_F(Checkpoint, ResumingGivesTheUninterruptedRunBitForBit) {
 
 TEST_F(Checkpoint, IsWrittenOnSigtermAndEveryEpoch) {
   const Recipe recipe{.epochs = 2};
-  FitOptions options;
-  options.checkpoint = folder.file("straight");
+  FitOptions options{.checkpoint = folder.file("straight")};
   std::vector<double> whole, parts;
   run(recipe, options, &whole);
   EXPECT_TRUE(std::filesystem::exists(last("straight")));
@@ -648,9 +642,7 @@ TEST_F(Checkpoint, AFullDiskLeavesTheEarlierOne) {
 }
 
 TEST_F(Checkpoint, FoldersAreLookedAtBeforeTraining) {
-  FitOptions options;
-  options.checkpoint = folder.file("run");
-  options.stop_after = 1;
+  FitOptions options{.checkpoint = folder.file("run"), .stop_after = 1};
   run({}, options);
   const std::string before = test::contents(last("run"));
   EXPECT_TRUE(refused([&] { run({}, options); }, {"another run's", "--resume"})) << "nothing is overwritten";
@@ -664,10 +656,7 @@ TEST_F(Checkpoint, FoldersAreLookedAtBeforeTraining) {
 }
 
 TEST_F(Checkpoint, MetricsGoOnInTheSameFile) {
-  FitOptions options;
-  options.checkpoint = folder.file("run");
-  options.metrics = folder.file("metrics.jsonl");
-  options.stop_after = 30;
+  FitOptions options{.metrics = folder.file("metrics.jsonl"), .checkpoint = folder.file("run"), .stop_after = 30};
   run({.epochs = 2}, options);
   std::ofstream(options.metrics, std::ios::app) << "{\"event\":\"ep";  // killed while it wrote
   options.resume = options.checkpoint;
@@ -726,9 +715,7 @@ TEST_F(Checkpoint, NothingLeftToDoDoesNothing) {
 }
 
 TEST_F(Checkpoint, AFolderBelongsToOneRunAtATime) {
-  FitOptions first;
-  first.checkpoint = folder.file("run");
-  first.stop_after = 2;
+  FitOptions first{.checkpoint = folder.file("run"), .stop_after = 2};
   testing::AssertionResult said = testing::AssertionFailure() << "no second run was tried";
   run({}, first, nullptr, [&, made = 0](Batch&) mutable {
     if (made++ != 1) return;  // while it trains: fit() looks at the first batch before that
@@ -753,8 +740,7 @@ TEST_F(Checkpoint, TheLastGoodOneStaysWhenAValueIsNotFinite) {
   auto spoil = [](Batch& b) {
     if (b.epoch == 1 && b.index == 3) b.images = Tensor::full(b.images.backend(), b.images.shape(), NAN);
   };
-  FitOptions options;
-  options.checkpoint = folder.file("run");
+  FitOptions options{.checkpoint = folder.file("run")};
   EXPECT_TRUE(
       refused([&] { run({}, options, nullptr, spoil); }, {"step 28 ", last("run") + " holds the run after step 24"}));
   options.resume = options.checkpoint;
@@ -769,8 +755,7 @@ TEST_F(Checkpoint, ASignalEndsAnEvaluation) {
   const test::BackendKind kind{test::backends()[0].name, [](int) { return test::backends()[0].make_with(1); }};
   std::vector<double> whole, parts;
   const Recipe recipe{.epochs = 2};
-  FitOptions options;
-  options.checkpoint = folder.file("straight");
+  FitOptions options{.checkpoint = folder.file("straight")};
   FitReport straight = run(kind, recipe, options, &whole);
   options.checkpoint = folder.file("run");
   std::atomic<int> made = 0;

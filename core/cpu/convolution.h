@@ -1,9 +1,8 @@
 // The convolutions of the cpu backend: one contract, three algorithms (Winograd, oneDNN, direct), and the choice
 // between them.
 //
-// Pictures x[n, h, w, c_in], filters w[c_out, kh, kw, c_in / groups], results y[n, out_h, out_w, c_out], dense. T is
-// float or bf16; weights and their gradients are always float. Arithmetic is f32, except where oneDNN multiplies bf16
-// (and sums in f32).
+// Tensors are dense (their shapes: core/cpu/pass.h); T is float or bf16. Arithmetic is f32, except where oneDNN
+// multiplies bf16 (and sums in f32).
 //
 // The first call of a (shape, pass, type) tries each algorithm that applies on the caller's own buffers and remembers
 // the fastest; the second call and those after it ask the system for no memory. Choices, and so the last bits of
@@ -11,15 +10,14 @@
 // and is used from one thread at a time; different objects may run at once. Errors: tandem::Error that names operation,
 // shapes and a hint.
 #pragma once
-#include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "core/cpu/onednn.h"
-#include "core/cpu/scratch.h"
-#include "core/dtype.h"
-#include "core/shape.h"
+#include "core/cpu/pass.h"
+#include "core/cpu/prepared.h"
 
 namespace tandem::cpu {
 
@@ -40,22 +38,30 @@ struct Choice {
 
 class Convolution {
  public:
-  Convolution(Scratch&, int threads);
-  ~Convolution();
+  Convolution(CachingAllocator& memory, int threads)
+      : memory_(memory), threads_(threads), library_(memory, threads), prepared_(memory) {}
 
+  template <class T>
+  void run(const ConvCall<T>& call);
   // y = relu?(conv(x, w) + bias)
   template <class T>
-  void forward(const ConvShape&, const T* x, const float* w, WeightKey, T* y, const Epilogue& = {});
-  // dx (+)= ∂/∂x; old contents of dx are not read unless add.
+  void forward(const ConvShape& s, const T* x, const float* w, WeightKey key, T* y, const Epilogue& epilogue = {}) {
+    run<T>({Pass::forward, s, const_cast<T*>(x), const_cast<float*>(w), y, key, false, epilogue});
+  }
+  // dx (+)= ∂/∂x
   template <class T>
-  void backward_data(const ConvShape&, const T* dy, const float* w, WeightKey, T* dx, bool add);
+  void backward_data(const ConvShape& s, const T* dy, const float* w, WeightKey key, T* dx, bool add) {
+    run<T>({Pass::backward_data, s, dx, const_cast<float*>(w), const_cast<T*>(dy), key, add});
+  }
   // dw (+)= ∂/∂w
   template <class T>
-  void backward_filter(const ConvShape&, const T* x, const T* dy, float* dw, bool add);
+  void backward_filter(const ConvShape& s, const T* x, const T* dy, float* dw, bool add) {
+    run<T>({Pass::backward_filter, s, const_cast<T*>(x), dw, const_cast<T*>(dy), {}, add});
+  }
 
   void exact(bool on);          // leaves Winograd out
   void deterministic(bool on);  // a fixed rule chooses, not a stopwatch. Both forget earlier choices
-  std::vector<Choice> choices() const;
+  const std::vector<Choice>& choices() const { return made_; }
 
   // Call it when the owner of a WeightKey is destroyed, since another may be created at its address with the same
   // count.
@@ -63,14 +69,24 @@ class Convolution {
 
   // For tests and benchmarks: the algorithms that apply, and one to use wherever it applies.
   template <class T>
-  std::vector<Algorithm> applicable(const ConvShape&, Pass);
+  std::vector<Algorithm> applicable(const ConvShape&, Pass, std::string* kernel_name = nullptr);
   void only(Algorithm);
 
-  OneDnn& library();  // linear layers and matrix products
+  OneDnn& library() { return library_; }  // linear layers and matrix products
 
  private:
-  struct State;
-  std::unique_ptr<State> state_;
+  template <class T>
+  Algorithm choose(const ConvCall<T>& call);
+  template <class T>
+  void run_with(Algorithm a, const ConvCall<T>& call);
+
+  CachingAllocator& memory_;
+  int threads_;
+  OneDnn library_;
+  PreparedWeights prepared_;
+  bool exact_ = false, by_rule_ = false;
+  std::optional<Algorithm> only_;
+  std::vector<Choice> made_;
 };
 
 }  // namespace tandem::cpu

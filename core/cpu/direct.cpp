@@ -49,24 +49,12 @@ struct Geometry {
   std::size_t pixels() const { return std::size_t(out_h) * out_w; }
 };
 
-template <class T>
-void widen(const T* from, float* to, int n) {
-  int i = 0;
-  for (; i + VL <= n; i += VL) store(to + i, load(from + i));
-  for (; i < n; i++) to[i] = float(from[i]);
-}
-template <class T>
-void narrow(const float* from, T* to, int n, bool add) {
-  int i = 0;
-  for (; i + VL <= n; i += VL) store(to + i, add ? load(to + i) + load(from + i) : load(from + i));
-  for (; i < n; i++) to[i] = T(add ? float(to[i]) + from[i] : from[i]);
-}
-
 // The picture inside its border; the border was zeroed before.
 template <class T>
 void fill(const Geometry& g, const T* x, float* bordered) {
   for (int i = 0; i < g.h; i++)
-    widen(x + std::size_t(i) * g.w * g.c_in, bordered + std::size_t(i + g.pad_h) * g.pitch + g.left(), g.w * g.c_in);
+    convert(1, x + std::size_t(i) * g.w * g.c_in, bordered + std::size_t(i + g.pad_h) * g.pitch + g.left(),
+            g.w * g.c_in);
 }
 
 // w[o][kh][tap] → [kh][tap][o], output channels padded with zeros to whole vectors.
@@ -101,7 +89,7 @@ void pixels_forward(const Geometry& g, const float* x, const float* w, O* y, con
       }
     }
   }
-  // In this order: where channels are no whole number of vectors, the next pixel overwrites the excess of this one.
+  // The order matters: if channels are not a whole number of vectors, the next pixel overwrites the excess of this one.
 #pragma GCC unroll 16
   for (int p = 0; p < P; p++)
 #pragma GCC unroll 2
@@ -149,11 +137,12 @@ void row_forward(const Geometry& g, PixelKernel<O> kernel, int run, const float*
 }
 
 template <int NV, class T>
-void forward_with(const Geometry& g, const T* x, const float* w, T* y, const Epilogue& epilogue, Scratch& scratch,
-                  int threads) {
-  const bool whole = g.c_out % VL == 0;  // else rows are collected in f32 first, with room for the last vector's excess
+void forward_with(const Geometry& g, const T* x, const float* w, T* y, const Epilogue& epilogue,
+                  CachingAllocator& allocator, int threads) {
+  // Otherwise rows are first computed in f32, in memory with room for the last vector's excess
+  const bool whole = g.c_out % VL == 0;
   const std::size_t weights = std::size_t(g.kh) * g.taps * g.lanes_out, row = std::size_t(g.out_w) * g.c_out + 2 * VL;
-  Block memory(scratch, 4 * (weights + g.lanes_out + threads * (g.bordered() + row + 32)) + 256);
+  Scratch memory(allocator, 4 * (weights + g.lanes_out + threads * (g.bordered() + row + 32)) + 256);
   float* filters = memory.carve<float>(weights);
   float* bias = memory.carve<float>(g.lanes_out);
   const std::size_t own = (g.bordered() + row + 15) / 16 * 16;
@@ -175,7 +164,7 @@ void forward_with(const Geometry& g, const T* x, const float* w, T* y, const Epi
         row_forward<NV, T>(g, kernel, run, window, filters, to, bias, epilogue.relu);
       } else {
         row_forward<1, float>(g, narrow_kernel, narrow_run, window, filters, collected, bias, epilogue.relu);
-        narrow(collected, to, g.out_w * g.c_out, false);
+        convert(1, collected, to, g.out_w * g.c_out);
       }
     }
   });
@@ -224,7 +213,7 @@ struct TapKernel {
   void (*run)(const Geometry&, const float*, const D*, int, float*);
 };
 
-// The first that divides the filter and fits the registers; the last one always does.
+// The first that divides the filter and fits into the registers; the last always does.
 template <class D>
 TapKernel<D> tap_kernel(const Geometry& g) {
   static constexpr TapKernel<D> kernels[] = {
@@ -298,33 +287,17 @@ WindowKernel window_kernel(int vectors, bool two) {
 }
 bool two_fit(int rows, int vectors) { return 2 * rows * vectors + 3 <= registers; }
 
-}  // namespace
-
-bool applicable(const ConvShape& s) {
-  return s.groups == 1 && s.dilation_h == 1 && s.dilation_w == 1 && s.c_in <= 8 && s.c_out <= 512 &&
-         (s.c_out % VL == 0 || s.c_out < VL) && s.kw * s.c_in <= 4 * VL && s.kh <= 16 && s.out_h() > 0 && s.out_w() > 0;
-}
-
 template <class T>
-void forward(const ConvShape& s, const T* x, const float* w, T* y, const Epilogue& epilogue, Scratch& scratch,
-             int threads) {
-  const Geometry g(s);
-  if (g.lanes_out % (2 * VL) == 0)
-    forward_with<2>(g, x, w, y, epilogue, scratch, threads);
-  else
-    forward_with<1>(g, x, w, y, epilogue, scratch, threads);
-}
-
-template <class T>
-void backward_filter(const ConvShape& s, const T* x, const T* dy, float* dw, bool add, Scratch& scratch, int threads) {
+void backward_filter(const ConvShape& s, const T* x, const T* dy, float* dw, bool add, CachingAllocator& allocator,
+                     int threads) {
   const Geometry g(s);
   threads = std::min(threads, g.n);
-  // Where channels are fewer than lanes, the other lanes read the next pixel, and what they sum is dropped: dy is
-  // copied, so that there is something to read behind the last.
+  // If there are fewer channels than lanes, the other lanes read the next pixel, and their sums are dropped. dy is
+  // copied, so that memory after the last pixel can be read.
   const bool whole = g.c_out % VL == 0;
   const std::size_t sums = std::size_t(g.kh) * g.taps * g.lanes_out, copied = whole ? 0 : g.pixels() * g.c_out + VL;
   const std::size_t own = (sums + copied + g.bordered() + 15) / 16 * 16;
-  Block memory(scratch, 4 * threads * own);
+  Scratch memory(allocator, 4 * threads * own);
   float* private_part = memory.carve<float>(threads * own);
   const auto kernel = tap_kernel<T>(g);
   const auto copy_kernel = tap_kernel<float>(g);
@@ -338,7 +311,7 @@ void backward_filter(const ConvShape& s, const T* x, const T* dy, float* dw, boo
       if (whole) {
         picture_gradient(g, kernel, bordered, gradient, g.c_out, mine);
       } else {
-        widen(gradient, wide, int(g.pixels()) * g.c_out);
+        convert(1, gradient, wide, std::int64_t(g.pixels()) * g.c_out);
         picture_gradient<float>(g, copy_kernel, bordered, wide, g.c_out, mine);
       }
     }
@@ -352,7 +325,8 @@ void backward_filter(const ConvShape& s, const T* x, const T* dy, float* dw, boo
 }
 
 template <class T>
-void backward_data(const ConvShape& s, const T* dy, const float* w, T* dx, bool add, Scratch& scratch, int threads) {
+void backward_data(const ConvShape& s, const T* dy, const float* w, T* dx, bool add, CachingAllocator& allocator,
+                   int threads) {
   const Geometry g(s);
   const int vectors = rounded(g.taps) / VL, row = vectors * VL, w_stride = g.kh * row;
   const int rows = g.kh % 5 == 0 ? 5 : g.kh % 3 == 0 ? 3 : 1;
@@ -364,7 +338,7 @@ void backward_data(const ConvShape& s, const T* dy, const float* w, T* dx, bool 
                                        : window_kernel<1>(vectors, true);
   const std::size_t weights = std::size_t(g.c_out) * w_stride, gradient = g.pixels() * g.lanes_out;
   const std::size_t own = (g.bordered() + gradient + 15) / 16 * 16;
-  Block memory(scratch, 4 * (weights + threads * own) + 64);
+  Scratch memory(allocator, 4 * (weights + threads * own) + 64);
   float* filters = memory.carve<float>(weights);  // [o][kh][taps, padded with zeros]
   float* private_part = memory.carve<float>(threads * own);
   std::memset(filters, 0, 4 * weights);
@@ -377,9 +351,9 @@ void backward_data(const ConvShape& s, const T* dy, const float* w, T* dx, bool 
     std::memset(bordered, 0, 4 * g.bordered());
     const T* from = dy + picture * g.pixels() * g.c_out;
     if (g.c_out == g.lanes_out)
-      widen(from, wide, int(gradient));
+      convert(1, from, wide, std::int64_t(gradient));
     else
-      for (std::size_t p = 0; p < g.pixels(); p++) widen(from + p * g.c_out, wide + p * g.lanes_out, g.c_out);
+      for (std::size_t p = 0; p < g.pixels(); p++) convert(1, from + p * g.c_out, wide + p * g.lanes_out, g.c_out);
     for (int i = 0; i < g.out_h; i++)
       for (int r = 0; r < g.kh; r += rows) {
         const float* pixel = wide + std::size_t(i) * g.out_w * g.lanes_out;
@@ -391,16 +365,30 @@ void backward_data(const ConvShape& s, const T* dy, const float* w, T* dx, bool 
       }
     T* to = dx + picture * g.picture();
     for (int i = 0; i < g.h; i++)
-      narrow(bordered + std::size_t(i + g.pad_h) * g.pitch + g.left(), to + std::size_t(i) * g.w * g.c_in, g.w * g.c_in,
-             add);
+      convert(1, bordered + std::size_t(i + g.pad_h) * g.pitch + g.left(), to + std::size_t(i) * g.w * g.c_in,
+              g.w * g.c_in, add);
   });
 }
 
-template void forward(const ConvShape&, const float*, const float*, float*, const Epilogue&, Scratch&, int);
-template void forward(const ConvShape&, const bf16*, const float*, bf16*, const Epilogue&, Scratch&, int);
-template void backward_data(const ConvShape&, const float*, const float*, float*, bool, Scratch&, int);
-template void backward_data(const ConvShape&, const bf16*, const float*, bf16*, bool, Scratch&, int);
-template void backward_filter(const ConvShape&, const float*, const float*, float*, bool, Scratch&, int);
-template void backward_filter(const ConvShape&, const bf16*, const bf16*, float*, bool, Scratch&, int);
+}  // namespace
+
+bool applicable(const ConvShape& s) {
+  return s.groups == 1 && s.dilation_h == 1 && s.dilation_w == 1 && s.c_in <= 8 && s.c_out <= 512 &&
+         (s.c_out % VL == 0 || s.c_out < VL) && s.kw * s.c_in <= 4 * VL && s.kh <= 16 && s.out_h() > 0 && s.out_w() > 0;
+}
+
+template <class T>
+void run(const ConvCall<T>& c, CachingAllocator& allocator, int threads) {
+  if (c.pass == Pass::backward_data) return backward_data(c.s, c.y, c.w, c.x, c.add, allocator, threads);
+  if (c.pass == Pass::backward_filter) return backward_filter(c.s, c.x, c.y, c.w, c.add, allocator, threads);
+  const Geometry g(c.s);
+  if (g.lanes_out % (2 * VL) == 0)
+    forward_with<2, T>(g, c.x, c.w, c.y, c.epilogue, allocator, threads);
+  else
+    forward_with<1, T>(g, c.x, c.w, c.y, c.epilogue, allocator, threads);
+}
+
+template void run(const ConvCall<float>&, CachingAllocator&, int);
+template void run(const ConvCall<bf16>&, CachingAllocator&, int);
 
 }  // namespace tandem::cpu::direct

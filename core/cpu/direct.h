@@ -3,9 +3,8 @@
 // padding. Re-entrant; scratch is taken once per call. Results do not depend on `threads`, except the order of
 // backward_filter's sum.
 #pragma once
-#include "core/cpu/scratch.h"
+#include "core/cpu/pass.h"
 #include "core/dtype.h"
-#include "core/shape.h"
 
 namespace tandem::cpu::direct {
 
@@ -14,10 +13,6 @@ namespace tandem::cpu::direct {
 bool applicable(const ConvShape&);
 
 template <class T>
-void forward(const ConvShape&, const T* x, const float* w, T* y, const Epilogue&, Scratch&, int threads);
-template <class T>
-void backward_data(const ConvShape&, const T* dy, const float* w, T* dx, bool add, Scratch&, int threads);
-template <class T>
-void backward_filter(const ConvShape&, const T* x, const T* dy, float* dw, bool add, Scratch&, int threads);
+void run(const ConvCall<T>&, CachingAllocator&, int threads);
 
 }  // namespace tandem::cpu::direct

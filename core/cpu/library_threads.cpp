@@ -1,5 +1,5 @@
-// The entry points of OpenMP that oneDNN calls are defined here, in the program itself, where the loader looks before
-// it looks in libgomp. Each goes to our team inside a LibraryThreads, and on to libgomp everywhere else.
+// Defines the OpenMP entry points that oneDNN calls. The loader finds definitions in the program before those in
+// libgomp. Inside a LibraryThreads they use our team; otherwise they forward to libgomp.
 #include "core/cpu/library_threads.h"
 
 #include <dlfcn.h>
@@ -12,7 +12,7 @@
 namespace tandem::cpu {
 namespace {
 
-struct Region {  // of the library, and this thread's place in it
+struct Region {  // a parallel region of the library, and this thread's index in it
   int part = 0, parts = 1;
   team::Barrier* barrier = nullptr;
 };

@@ -1,4 +1,4 @@
-// Linked instead of the cpu backend where there is no oneDNN: the reference backend does its work, slower.
+// Linked in builds without oneDNN: the reference backend replaces the cpu backend, more slowly.
 #include "core/backend.h"
 
 namespace tandem {

@@ -1,16 +1,20 @@
-#include "core/cpu/norm.h"
-
+// Batch norm: x, y [rows, channels], statistics per channel over the rows.
+//
+// The cost is memory traffic, so each pass reads memory once, in one parallel region. Forward reads x for the
+// statistics, then reads x (and the residual) and writes y. Backward reads x and dy for the two sums of the gradient,
+// then again to write dx. The second pass runs backwards, so that it begins with data that is still in the cache.
 #include <cmath>
 #include <functional>
 #include <vector>
 
+#include "core/cpu/kernels.h"
 #include "core/cpu/norm_passes.h"
 #include "core/launch.h"
 
 namespace tandem::cpu {
 namespace {
 
-// Sharing costs more than a small tensor.
+// For a small tensor, waking threads costs more than the work.
 int worth(int threads, const Fold& f) { return f.rows * f.width + f.tail < parallel_grain ? 1 : threads; }
 
 // Σ(x − mean)² loses digits when it is computed as Σx² − …, unless x is shifted by something near its mean first. The
@@ -28,34 +32,29 @@ void sample_mean(const Fold& f, std::int64_t rows, const T* x, float* shift) {
   f.repeat(shift);
 }
 
-// y = relu?(x·scale + offset + residual?)
+// y = relu?(x·scale + offset + residual?); scale and offset have room for f.width values.
 template <class T>
-void normalise(const Fold& f, int thread, int threads, Order order, const T* x, const T* residual, const float* scale,
-               const float* offset, bool relu_after, T* y) {
-  choose(residual != nullptr, [&](auto with_residual) {
-    choose(relu_after, [&](auto with_relu) {
-      sweep(f, thread, threads, order, [&](auto whole, std::int64_t at, std::int64_t column, std::int64_t rows, int n) {
-        const Panel a(scale + column), b(offset + column);
-        for (std::int64_t r = 0; r < rows; r++, at += f.width)
-          for (int i = 0; i < 4; i++) {
-            vf v = read_lane<whole>(x + at, i, n) * a[i] + b[i];
-            if constexpr (with_residual) v += read_lane<whole>(residual + at, i, n);
-            if constexpr (with_relu) v = relu(v);
-            write_lane<whole>(y + at, i, n, v);
-          }
-      });
-    });
-  });
-}
-
-// The same for the whole of x; scale and offset have room for f.width values.
-template <class T>
-void normalise_all(const Fold& f, int threads, Order order, const NormShape& s, const T* x, const T* residual,
+void normalise_all(const Fold& f, int threads, Order order, bool relu_after, const T* x, const T* residual,
                    float* scale, float* offset, T* y) {
   f.repeat(scale);
   f.repeat(offset);
   threads = worth(threads, f);
-  in_parts(threads, [&](int part) { normalise(f, part, threads, order, x, residual, scale, offset, s.relu, y); });
+  choose(residual != nullptr, [&](auto with_residual) {
+    choose(relu_after, [&](auto with_relu) {
+      in_parts(threads, [&](int part) {
+        sweep(f, part, threads, order, [&](auto whole, std::int64_t at, std::int64_t column, std::int64_t rows, int n) {
+          const Panel a(scale + column), b(offset + column);
+          for (std::int64_t r = 0; r < rows; r++, at += f.width)
+            for (int i = 0; i < 4; i++) {
+              vf v = read_lane<whole>(x + at, i, n) * a[i] + b[i];
+              if constexpr (with_residual) v += read_lane<whole>(residual + at, i, n);
+              if constexpr (with_relu) v = relu(v);
+              write_lane<whole>(y + at, i, n, v);
+            }
+        });
+      });
+    });
+  });
 }
 
 }  // namespace
@@ -84,19 +83,24 @@ void Moments::total(double* mean, double* variance) const {
 
 // ---- forward --------------------------------------------------------------------------------------------------------
 template <class T>
-void batch_norm(int threads, const NormShape& s, const T* x, const Moments* moments, const T* residual,
-                const float* gamma, const float* beta, float* running_mean, float* running_variance, T* y, float* mean,
-                float* inverse_std) {
+void CpuKernels<T>::batch_norm(const NormShape& s, In<T> x, In<T> residual, In<float> gamma, In<float> beta,
+                               Out<float> running_mean, Out<float> running_variance, Out<T> y, Out<float> mean,
+                               Out<float> inverse_std) {
+  // The convolution that made x may have taken the statistics, when x is its result, unchanged and whole: the first
+  // reading of x is then left out.
+  const Moments* moments = &shared_.moments;
+  if (shared_.measured != state_of(*x.tensor) || moments->counted() != s.rows || moments->channels != s.channels)
+    moments = nullptr;
   const Fold f(s.rows, s.channels);
-  threads = worth(threads, f);
-  // Per part Σ(x − shift), Σ(x − shift)²; or, once, the mean and variance that are known already.
+  const int threads = worth(threads_, f);
+  // Per part Σ(x − shift), Σ(x − shift)²; or, in a single part, mean and variance that are already known.
   std::vector<double> sums(2 * f.width * (moments ? 1 : threads));
   std::vector<float> values(3 * f.width);
   float *shift = values.data(), *scale = shift + f.width, *offset = scale + f.width;
   if (moments) {
     moments->total(sums.data(), sums.data() + f.width);
   } else {
-    sample_mean(f, s.rows, x, shift);
+    sample_mean(f, s.rows, x.data, shift);
     in_parts(threads, [&](int part) {
       double *sum = sums.data() + 2 * f.width * part, *squares = sum + f.width;
       sweep(f, part, threads, Order::forwards,
@@ -137,44 +141,31 @@ void batch_norm(int threads, const NormShape& s, const T* x, const Moments* mome
     running_mean[c] += static_cast<float>(s.momentum * (average - running_mean[c]));
     running_variance[c] += static_cast<float>(s.momentum * (variance * unbiased - running_variance[c]));
   }
-  normalise_all(f, threads, Order::backwards, s, x, residual, scale, offset, y);
+  normalise_all<T>(f, threads, Order::backwards, s.relu, x, residual, scale, offset, y);
 }
 
 template <class T>
-void batch_norm_inference(int threads, const NormShape& s, const T* x, const T* residual, const float* gamma,
-                          const float* beta, const float* mean, const float* variance, T* y) {
+void CpuKernels<T>::normalise(const NormShape& s, In<T> x, In<T> residual, In<float> gamma, In<float> beta,
+                              In<float> mean, In<float> spread, bool is_variance, Out<T> y) {
   const Fold f(s.rows, s.channels);
   std::vector<float> values(2 * f.width);
   float *scale = values.data(), *offset = scale + f.width;
   for (std::int64_t c = 0; c < s.channels; c++) {
-    scale[c] = static_cast<float>(gamma[c] / std::sqrt(variance[c] + s.epsilon));
+    scale[c] = is_variance ? static_cast<float>(gamma[c] / std::sqrt(spread[c] + s.epsilon)) : gamma[c] * spread[c];
     offset[c] = std::fma(-mean[c], scale[c], beta[c]);
   }
-  normalise_all(f, threads, Order::forwards, s, x, residual, scale, offset, y);
-}
-
-template <class T>
-void batch_norm_again(int threads, const NormShape& s, const T* x, const T* residual, const float* gamma,
-                      const float* beta, const float* mean, const float* inverse_std, T* y) {
-  const Fold f(s.rows, s.channels);
-  std::vector<float> values(2 * f.width);
-  float *scale = values.data(), *offset = scale + f.width;
-  for (std::int64_t c = 0; c < s.channels; c++) {
-    scale[c] = gamma[c] * inverse_std[c];
-    offset[c] = std::fma(-mean[c], scale[c], beta[c]);
-  }
-  normalise_all(f, threads, Order::forwards, s, x, residual, scale, offset, y);
+  normalise_all<T>(f, threads_, Order::forwards, s.relu, x, residual, scale, offset, y);
 }
 
 // ---- backward -------------------------------------------------------------------------------------------------------
 // With d = dy but 0 where y ≤ 0 (all of dy without ReLU) and x̂ = (x − mean)·inverse standard deviation:
 //   dbeta = Σ d,  dgamma = Σ d·x̂,  dx = gamma·inverse·(d − dbeta/rows − x̂·dgamma/rows),  dresidual = d.
 template <class T>
-void batch_norm_backward(int threads, const NormShape& s, const T* x, const T* y, const T* dy, const float* gamma,
-                         const float* beta, const float* mean, const float* inverse_std, const NormBackward<T>& out) {
+void CpuKernels<T>::batch_norm_backward(const NormShape& s, In<T> x, In<T> y, In<T> dy, In<float> gamma, In<float> beta,
+                                        In<float> mean, In<float> inverse_std, const NormOutputs<T, float>& out) {
   const GradientPasses<T> pass{Fold(s.rows, s.channels), x, y, dy, out, !s.relu ? no_mask : y ? from_y : from_x};
   const Fold& f = pass.f;
-  threads = worth(threads, f);
+  const int threads = worth(threads_, f);
   for (std::int64_t c = 0; c < s.channels; c++) {
     pass.center[c] = mean[c];
     pass.scale[c] = gamma[c] * inverse_std[c];
@@ -203,17 +194,7 @@ void batch_norm_backward(int threads, const NormShape& s, const T* x, const T* y
   if (out.dx || (out.dresidual && !pass.keep_masked)) in_parts(threads, [&](int part) { pass.write(part, threads); });
 }
 
-#define TANDEM_NORM(T)                                                                                               \
-  template void batch_norm<T>(int, const NormShape&, const T*, const Moments*, const T*, const float*, const float*, \
-                              float*, float*, T*, float*, float*);                                                   \
-  template void batch_norm_inference<T>(int, const NormShape&, const T*, const T*, const float*, const float*,       \
-                                        const float*, const float*, T*);                                             \
-  template void batch_norm_again<T>(int, const NormShape&, const T*, const T*, const float*, const float*,           \
-                                    const float*, const float*, T*);                                                 \
-  template void batch_norm_backward<T>(int, const NormShape&, const T*, const T*, const T*, const float*,            \
-                                       const float*, const float*, const float*, const NormBackward<T>&);
-TANDEM_NORM(float)
-TANDEM_NORM(bf16)
-#undef TANDEM_NORM
+template class CpuKernels<float>;  // the members that this file defines
+template class CpuKernels<bf16>;
 
 }  // namespace tandem::cpu

@@ -5,7 +5,7 @@
 #include <functional>
 #include <vector>
 
-#include "core/cpu/norm.h"
+#include "core/backend.h"
 #include "core/cpu/rows.h"
 
 namespace tandem::cpu {
@@ -29,7 +29,7 @@ template <class T>
 struct GradientPasses {
   const Fold f;
   const T *x, *y, *dy;
-  NormBackward<T> out;
+  NormOutputs<T, float> out;
   Mask mask = no_mask;
   // The first pass leaves the masked gradient in dresidual, so that the second needs neither y nor dy.
   const bool keep_masked = out.dresidual && !out.add_dresidual;

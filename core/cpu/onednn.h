@@ -10,17 +10,13 @@
 #include <memory>
 #include <string>
 
-#include "core/cpu/scratch.h"
-#include "core/dtype.h"
-#include "core/shape.h"
+#include "core/cpu/pass.h"
 
 namespace tandem::cpu {
 
-enum class Pass { forward, backward_data, backward_filter };
-
 class OneDnn {
  public:
-  OneDnn(Scratch&, int threads);
+  OneDnn(CachingAllocator& memory, int threads);
   ~OneDnn();
   static std::string version();  // "oneDNN 2.6.3, AVX-512 with bf16"
   static bool has_bf16();        // the CPU multiplies bf16 natively
@@ -34,30 +30,21 @@ class OneDnn {
   template <class T>
   Kernel kernel(const ConvShape&, Pass);
 
-  // As in Convolution.
   template <class T>
-  void forward(const ConvShape&, const T* x, const float* w, WeightKey, T* y, const Epilogue&);
-  template <class T>
-  void backward_data(const ConvShape&, const T* dy, const float* w, WeightKey, T* dx, bool add);
-  template <class T>
-  void backward_filter(const ConvShape&, const T* x, const T* dy, float* dw, bool add);
+  void convolution(const ConvCall<T>&);
 
-  // y[m, n] = relu?(x[m, k]·w[n, k]ᵀ + bias[n]) and its gradients.
+  // A fully connected layer, y[m, n] = relu?(x[m, k]·w[n, k]ᵀ + bias[n]), or one of its gradients: the call's shape is
+  // linear_shape(m, n, k).
   template <class T>
-  void linear_forward(std::int64_t m, std::int64_t n, std::int64_t k, const T* x, const float* w, WeightKey,
-                      const float* bias, bool relu, T* y);
-  template <class T>
-  void linear_backward_data(std::int64_t m, std::int64_t n, std::int64_t k, const T* dy, const float* w, WeightKey,
-                            T* dx, bool add);
-  template <class T>
-  void linear_backward_weights(std::int64_t m, std::int64_t n, std::int64_t k, const T* x, const T* dy, float* dw,
-                               bool add);
+  void linear(const ConvCall<T>&);
+  static ConvShape linear_shape(std::int64_t m, std::int64_t n, std::int64_t k) {
+    return {.n = m, .h = 1, .w = 1, .c_in = k, .c_out = n};
+  }
 
-  // c[m, n] = alpha·op(a)·op(b) + beta·c, all row-major and dense; a is [m, k], or [k, m] when transposed. With beta =
-  // 0 old contents of c are never read.
+  // c[m, n] (+)= op(a)·op(b), all row-major and dense; a is [m, k], or [k, m] when transposed.
   template <class T>
-  void gemm(bool transpose_a, bool transpose_b, std::int64_t m, std::int64_t n, std::int64_t k, float alpha, const T* a,
-            const T* b, float beta, T* c);
+  void gemm(bool transpose_a, bool transpose_b, std::int64_t m, std::int64_t n, std::int64_t k, const T* a, const T* b,
+            T* c, bool add);
 
   // Drops the prepared copies of these weights. Call it when an owner is destroyed, since another may be created at its
   // address.

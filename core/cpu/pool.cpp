@@ -1,9 +1,14 @@
-#include "core/cpu/pool.h"
+// Max and average pooling on the CPU, x[n, h, w, c] → y[n, out_h, out_w, c], vectors along c, threads along rows of
+// pictures.
+//
+// Backward does not scatter. Where windows do not overlap, one pass over them writes all of dx: the gradient at the
+// argmax and zero elsewhere. Where they overlap, every element of dx sums the gradients of its windows. dx is therefore
+// written once, without being cleared first, and no two threads write the same element.
 
 #include <limits>
 #include <vector>
 
-#include "core/cpu/rows.h"
+#include "core/cpu/kernels.h"
 #include "core/launch.h"
 
 namespace tandem::cpu {
@@ -94,11 +99,12 @@ void max_row(const PoolShape& s, std::int64_t oh, const T* picture, bool with_re
   }
 }
 
-// dx for windows that tile the picture: element k of a window receives value(whole, position of dy, k, n).
+// dx for windows that tile the picture: element k of a window receives value(whole, position of dy, k, elements of the
+// window, n).
 template <class T, class Value>
 void scatter_over_tiles(int threads, const PoolShape& shape, T* dx, bool add, const Value& shared_value) {
   parallel_ranges(worth(threads, shape), shape.n * shape.h, 1, [&](std::int64_t begin, std::int64_t end) {
-    const PoolShape s = shape;  // private copies: the compiler then knows that no store changes them
+    const PoolShape s = shape;  // private copies, so that the compiler knows that no store changes them
     const Value value = shared_value;
     const std::int64_t out_h = s.out_h(), out_w = s.out_w();
     for (std::int64_t row = begin; row < end; row++) {
@@ -113,11 +119,11 @@ void scatter_over_tiles(int threads, const PoolShape& shape, T* dx, bool add, co
           channels(
               s.c,
               [&](auto whole, std::int64_t c, int n) {
-                vf v = value(whole, from + c, i * s.kw + j, n);
+                vf v = value(whole, from + c, i * s.kw + j, s.kh * s.kw, n);
                 if (add) v += take<whole>(to + c, n);
                 put<whole>(to + c, n, v);
               },
-              add ? 0 : s.c * (out_w - ow));  // added to, the next pixels would keep what is written too much
+              add ? 0 : s.c * (out_w - ow));  // when adding, the excess would remain in the next pixels
     }
   });
 }
@@ -162,14 +168,23 @@ bool tiles(const PoolShape& s) {
   return s.kh == s.stride_h && s.kw == s.stride_w && s.pad_h == 0 && s.pad_w == 0 && s.kh <= s.h && s.kw <= s.w;
 }
 
+// dx (+)= the contribution of each window to its elements.
+template <class T, class Value>
+void backward(int threads, const PoolShape& s, T* dx, bool add, const Value& value) {
+  if (tiles(s))
+    scatter_over_tiles(threads, s, dx, add, value);
+  else
+    collect_from_windows(threads, s, dx, add, value);
+}
+
 }  // namespace
 
 // ---- max ------------------------------------------------------------------------------------------------------------
 template <class T>
-void max_pool(int threads, const PoolShape& shape, const T* x, bool relu, T* y, std::uint8_t* argmax) {
+void CpuKernels<T>::max_pool(const PoolShape& shape, In<T> x, bool relu, Out<T> y, Out<std::uint8_t> argmax) {
   const std::int64_t out_h = shape.out_h(), row = shape.out_w() * shape.c;
   const bool pairs = tiles(shape) && shape.kh == 2 && shape.kw == 2;
-  parallel_ranges(worth(threads, shape), shape.n * out_h, 1, [&](std::int64_t begin, std::int64_t end) {
+  parallel_ranges(worth(threads_, shape), shape.n * out_h, 1, [&](std::int64_t begin, std::int64_t end) {
     const PoolShape s = shape;
     for (std::int64_t i = begin; i < end; i++) {
       const T* picture = x + i / out_h * s.h * s.w * s.c;
@@ -183,22 +198,19 @@ void max_pool(int threads, const PoolShape& shape, const T* x, bool relu, T* y, 
 }
 
 template <class T>
-void max_pool_backward(int threads, const PoolShape& s, const T* dy, const std::uint8_t* argmax, T* dx, bool add) {
-  auto routed = [=](auto whole, std::int64_t at, std::int64_t k, int n) {
-    const vf d = take<whole>(dy + at, n);
-    return take<whole>(argmax + at, n) == static_cast<std::int32_t>(k) ? d : vf{};
-  };
-  if (tiles(s)) return scatter_over_tiles(threads, s, dx, add, routed);
-  collect_from_windows(threads, s, dx, add, [=](auto whole, std::int64_t at, std::int64_t k, std::int64_t, int n) {
-    return routed(whole, at, k, n);
-  });
+void CpuKernels<T>::max_pool_backward(const PoolShape& s, In<T> dy, In<std::uint8_t> argmax, Out<T> dx, bool add) {
+  backward(threads_, s, dx.data, add,
+           [dy = dy.data, argmax = argmax.data](auto whole, std::int64_t at, std::int64_t k, std::int64_t, int n) {
+             const vf d = take<whole>(dy + at, n);
+             return take<whole>(argmax + at, n) == static_cast<std::int32_t>(k) ? d : vf{};
+           });
 }
 
 // ---- average --------------------------------------------------------------------------------------------------------
 template <class T>
-void average_pool(int threads, const PoolShape& shape, const T* x, T* y) {
+void CpuKernels<T>::average_pool(const PoolShape& shape, In<T> x, Out<T> y) {
   const std::int64_t out_h = shape.out_h(), out_w = shape.out_w();
-  parallel_ranges(worth(threads, shape), shape.n * out_h, 1, [&](std::int64_t begin, std::int64_t end) {
+  parallel_ranges(worth(threads_, shape), shape.n * out_h, 1, [&](std::int64_t begin, std::int64_t end) {
     const PoolShape s = shape;
     for (std::int64_t item = begin; item < end; item++) {
       const T* picture = x + item / out_h * s.h * s.w * s.c;
@@ -223,25 +235,14 @@ void average_pool(int threads, const PoolShape& shape, const T* x, T* y) {
 }
 
 template <class T>
-void average_pool_backward(int threads, const PoolShape& s, const T* dy, T* dx, bool add) {
-  if (tiles(s)) {
-    const float share = 1 / static_cast<float>(s.kh * s.kw);
-    return scatter_over_tiles(threads, s, dx, add, [=](auto whole, std::int64_t at, std::int64_t, int n) {
-      return take<whole>(dy + at, n) * share;
-    });
-  }
-  collect_from_windows(threads, s, dx, add, [=](auto whole, std::int64_t at, std::int64_t, std::int64_t count, int n) {
-    return take<whole>(dy + at, n) * (1 / static_cast<float>(count));
-  });
+void CpuKernels<T>::average_pool_backward(const PoolShape& s, In<T> dy, Out<T> dx, bool add) {
+  backward(threads_, s, dx.data, add,
+           [dy = dy.data](auto whole, std::int64_t at, std::int64_t, std::int64_t count, int n) {
+             return take<whole>(dy + at, n) * (1 / static_cast<float>(count));
+           });
 }
 
-#define TANDEM_POOL(T)                                                                                \
-  template void max_pool<T>(int, const PoolShape&, const T*, bool, T*, std::uint8_t*);                \
-  template void max_pool_backward<T>(int, const PoolShape&, const T*, const std::uint8_t*, T*, bool); \
-  template void average_pool<T>(int, const PoolShape&, const T*, T*);                                 \
-  template void average_pool_backward<T>(int, const PoolShape&, const T*, T*, bool);
-TANDEM_POOL(float)
-TANDEM_POOL(bf16)
-#undef TANDEM_POOL
+template class CpuKernels<float>;  // the members that this file defines
+template class CpuKernels<bf16>;
 
 }  // namespace tandem::cpu

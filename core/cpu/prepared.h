@@ -7,37 +7,30 @@
 #include <memory>
 #include <utility>
 
-#include "core/cpu/scratch.h"
+#include "core/cpu/pass.h"
 
 namespace tandem::cpu {
 
 class PreparedWeights {
  public:
-  explicit PreparedWeights(Scratch& scratch) : scratch_(scratch) {}
+  explicit PreparedWeights(CachingAllocator& memory) : memory_(memory) {}
 
   // The prepared form `form` (any number that tells layouts apart) of the weights, `bytes` long: calls prepare(to) when
   // it is not there or stale, then use(prepared).
   template <class Prepare, class Use>
   void with(WeightKey key, std::uint64_t form, std::size_t bytes, const Prepare& prepare, const Use& use) {
-    if (!key.owner) {
-      Block once(scratch_, bytes);
-      prepare(once.data());
-      return use(once.data());
+    Entry* e = key.owner ? &entries_[{key.owner, form}] : nullptr;
+    const bool again = e && e->seen && e->count == key.count;
+    if (again && e->kept) return use(e->kept->data());
+    if (e) {
+      e->seen = true;
+      e->count = key.count;
+      e->kept.reset();
     }
-    Entry& e = entries_[{key.owner, form}];
-    if (e.block && e.count == key.count) return use(e.block->data());
-    const bool again = e.seen && e.count == key.count && scratch_.may_keep();
-    e.seen = true;
-    e.count = key.count;
-    e.block.reset();
-    if (again) {
-      e.block = std::make_unique<Block>(scratch_, bytes);
-      prepare(e.block->data());
-      return use(e.block->data());
-    }
-    Block once(scratch_, bytes);
-    prepare(once.data());
-    use(once.data());
+    auto block = std::make_unique<Scratch>(memory_, bytes);
+    prepare(block->data());
+    use(block->data());
+    if (again && memory_.budget() == 0) e->kept = std::move(block);
   }
 
   void forget(const void* owner) {
@@ -49,12 +42,12 @@ class PreparedWeights {
 
  private:
   struct Entry {
-    std::unique_ptr<Block> block;
+    std::unique_ptr<Scratch> kept;
     std::uint64_t count = 0;
     bool seen = false;
   };
 
-  Scratch& scratch_;
+  CachingAllocator& memory_;
   std::map<std::pair<const void*, std::uint64_t>, Entry> entries_;
 };
 

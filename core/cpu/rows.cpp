@@ -1,9 +1,11 @@
+// Sums along axes, and the rows of logits: matrices that are row-major and contiguous.
 #include "core/cpu/rows.h"
 
 #include <cmath>
 #include <limits>
 #include <vector>
 
+#include "core/cpu/kernels.h"
 #include "core/launch.h"
 #include "core/math.h"
 
@@ -143,29 +145,26 @@ float row_maximum(const float* x, std::int64_t n) {
   return across(m, maximum);
 }
 
-// An exponential costs about as much as moving ten elements.
-int worth(int threads, std::int64_t numel) { return numel * 10 < parallel_grain ? 1 : threads; }
-
 }  // namespace
 
 template <class T>
-void sum_rows(int threads, std::int64_t rows, std::int64_t channels, const T* dy, float* db, bool add) {
-  reduce_with<Sum>(threads, 1, rows, channels, dy, db, add);
+void CpuKernels<T>::sum_rows(std::int64_t rows, std::int64_t channels, In<T> dy, Out<float> db, bool add) {
+  reduce_with<Sum>(threads_, 1, rows, channels, dy.data, db.data, add);
 }
 
 template <class T>
-void reduce(int threads, Reduction op, std::int64_t outer, std::int64_t middle, std::int64_t inner, const T* x, T* y,
-            bool add) {
+void CpuKernels<T>::reduce(Reduction op, std::int64_t outer, std::int64_t middle, std::int64_t inner, In<T> x, Out<T> y,
+                           bool add) {
   if (op == Reduction::sum)
-    reduce_with<Sum>(threads, outer, middle, inner, x, y, add);
+    reduce_with<Sum>(threads_, outer, middle, inner, x.data, y.data, add);
   else
-    reduce_with<Maximum>(threads, outer, middle, inner, x, y, add);
+    reduce_with<Maximum>(threads_, outer, middle, inner, x.data, y.data, add);
 }
 
 template <class T>
-double squared_norm(int threads, std::int64_t n, const T* x) {
+void CpuKernels<T>::squared_norm(std::int64_t n, In<T> x, Out<float> y, bool add) {
   const Fold f(n, 1);
-  threads = n < parallel_grain ? 1 : threads;
+  const int threads = n < parallel_grain ? 1 : threads_;
   std::vector<double> sums(f.width * threads);
   in_parts(threads, [&](int thread) {
     // Squares of floats fit a double, whatever they are. Widened in the small buffer, where the loop is vectorised.
@@ -184,20 +183,18 @@ double squared_norm(int threads, std::int64_t n, const T* x) {
   });
   double sum = 0;
   for (double s : sums) sum += s;
-  return sum;
+  put(*y, sum, add);
 }
 
 template <class T>
-double cross_entropy(int threads, std::int64_t rows, std::int64_t classes, const T* x, const std::int32_t* labels,
-                     double smoothing, float* probabilities, std::int32_t* correct) {
-  for (std::int64_t r = 0; r < rows; r++)
-    require(labels[r] >= 0 && labels[r] < classes, "cross_entropy: label ", labels[r], " in row ", r,
-            ", classes are 0 to ", classes - 1);
-  threads = worth(threads, rows * classes);
+void CpuKernels<T>::cross_entropy(std::int64_t rows, std::int64_t classes, In<T> x, In<std::int32_t> labels,
+                                  double smoothing, Out<float> loss, Out<float> probabilities,
+                                  Out<std::int32_t> correct) {
+  const int threads = rows * classes * 10 < parallel_grain ? 1 : threads_;  // an exponential costs ten moved elements
   struct alignas(64) Part {
     double loss = 0;
     std::int32_t correct = 0;
-  };  // one line each: threads write side by side
+  };  // one cache line each: several threads write
   std::vector<Part> parts(threads);
   in_parts(threads, [&](int thread) {
     std::vector<float> buffer;
@@ -226,22 +223,23 @@ double cross_entropy(int threads, std::int64_t rows, std::int64_t classes, const
     }
     parts[std::size_t(thread)] = part;
   });
-  double loss = 0;
+  double total = 0;
   for (const Part& part : parts) {
-    loss += part.loss;
+    total += part.loss;
     if (correct) *correct += part.correct;
   }
-  return loss / static_cast<double>(rows);
+  *loss = static_cast<float>(total / static_cast<double>(rows));
 }
 
 // dx = (p − q)·dloss / rows
 template <class T>
-void cross_entropy_backward(int threads, std::int64_t rows, std::int64_t classes, const float* probabilities,
-                            const std::int32_t* labels, double smoothing, float dloss, T* dx, bool add) {
-  const float scale = dloss / static_cast<float>(rows),
+void CpuKernels<T>::cross_entropy_backward(std::int64_t rows, std::int64_t classes, In<float> probabilities,
+                                           In<std::int32_t> labels, double smoothing, In<float> dloss, Out<T> dx,
+                                           bool add) {
+  const float scale = *dloss / static_cast<float>(rows),
               everywhere = static_cast<float>(smoothing / static_cast<double>(classes)),
               at_label = static_cast<float>(1 - smoothing);
-  parallel_ranges(rows * classes < parallel_grain ? 1 : threads, rows, 1, [&](std::int64_t begin, std::int64_t end) {
+  parallel_ranges(rows * classes < parallel_grain ? 1 : threads_, rows, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t r = begin; r < end; r++) {
       const float* p = probabilities + r * classes;
       T& own = dx[r * classes + labels[r]];
@@ -253,16 +251,7 @@ void cross_entropy_backward(int threads, std::int64_t rows, std::int64_t classes
   });
 }
 
-#define TANDEM_ROWS(T)                                                                                                \
-  template void sum_rows<T>(int, std::int64_t, std::int64_t, const T*, float*, bool);                                 \
-  template void reduce<T>(int, Reduction, std::int64_t, std::int64_t, std::int64_t, const T*, T*, bool);              \
-  template double squared_norm<T>(int, std::int64_t, const T*);                                                       \
-  template double cross_entropy<T>(int, std::int64_t, std::int64_t, const T*, const std::int32_t*, double, float*,    \
-                                   std::int32_t*);                                                                    \
-  template void cross_entropy_backward<T>(int, std::int64_t, std::int64_t, const float*, const std::int32_t*, double, \
-                                          float, T*, bool);
-TANDEM_ROWS(float)
-TANDEM_ROWS(bf16)
-#undef TANDEM_ROWS
+template class CpuKernels<float>;  // the members that this file defines
+template class CpuKernels<bf16>;
 
 }  // namespace tandem::cpu

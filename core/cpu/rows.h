@@ -1,5 +1,4 @@
-// Rows of channels: the loop that batch norm and the sums share, partial vectors for the remaining channels, and the
-// operations that work row by row (sums, cross-entropy).
+// Rows of channels: the loop that batch norm and the sums share, and partial vectors for the remaining channels.
 //
 // With pictures as [n, h, w, c] the last axis is contiguous, so a vector holds neighbouring channels and the loops need
 // no transposition. Channel counts like 6, 10 or 17 do not fill vectors, but the memory has no gaps: several rows laid
@@ -10,36 +9,10 @@
 #include <numeric>
 #include <type_traits>
 
-#include "core/backend.h"
 #include "core/cpu/simd.h"
 
 namespace tandem::cpu {
 
-// ---- operations -----------------------------------------------------------------------------------------------------
-// T is float or bf16; matrices are row-major and contiguous; sums are kept in double from block to block. Results
-// depend on `threads` (the order of a sum) and on nothing else.
-
-// db[c] (+)= Σ over rows of dy[row, c]
-template <class T>
-void sum_rows(int threads, std::int64_t rows, std::int64_t channels, const T* dy, float* db, bool add);
-// x[outer, middle, inner] → y[outer, inner]; a NaN is larger than any number; an empty sum is 0, an empty maximum −∞.
-template <class T>
-void reduce(int threads, Reduction op, std::int64_t outer, std::int64_t middle, std::int64_t inner, const T* x, T* y,
-            bool add);
-// Σ x²: inf or NaN exactly when an element is.
-template <class T>
-double squared_norm(int threads, std::int64_t n, const T* x);
-
-// x, y, dy, dx [rows, classes]
-// Returns the mean loss; throws Error for a label outside [0, classes). correct may be null.
-template <class T>
-double cross_entropy(int threads, std::int64_t rows, std::int64_t classes, const T* x, const std::int32_t* labels,
-                     double smoothing, float* probabilities, std::int32_t* correct);
-template <class T>
-void cross_entropy_backward(int threads, std::int64_t rows, std::int64_t classes, const float* probabilities,
-                            const std::int32_t* labels, double smoothing, float dloss, T* dx, bool add);
-
-// ---- the walk over rows ---------------------------------------------------------------------------------------------
 // rows × channels seen as folded rows of `width` elements, a multiple of a panel, and a tail shorter than one of them.
 struct Fold {
   static constexpr int panel = 4 * VL;  // four vectors: enough sums in flight to hide an addition's latency

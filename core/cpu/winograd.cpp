@@ -1,19 +1,17 @@
 // Winograd convolution F(4×4, 3×3).
 //
 // The idea. Four outputs of a 3-tap filter are coefficients of a product of polynomials; a product of degree 5 is fixed
-// by its values at 6 points. So: evaluate data and filter at 6 points, multiply value by value, interpolate: 6
-// multiplications instead of 4·3 = 12. In two dimensions both directions gain: 36 instead of 144, a factor of four.
-// With many channels the multiplications at one of the 36 points p form a matrix product over channels, M_p = V_p·U_p
-// [tiles × c_in · c_in × c_out], and that is where the time goes. Per tile of 6×6 inputs d (tiles overlap by 2), filter
-// g, 4×4 outputs y:
+// by its values at 6 points. So data and filter are evaluated at 6 points, multiplied point by point, and interpolated:
+// 6 multiplications instead of 4·3 = 12. In two dimensions: 36 instead of 144, a factor of four. With many channels the
+// multiplications at one of the 36 points p form a matrix product over channels, M_p = V_p·U_p [tiles × c_in · c_in ×
+// c_out], which take most of the time. Per tile of 6×6 inputs d (tiles overlap by 2), filter g, 4×4 outputs y:
 //     V = Bᵀ d B        U = G g Gᵀ        M_p = V_p·U_p for the 36 positions p        y = Aᵀ M A
 // Data gradient: the same pass over dy, with filters rotated by 180° and in- and output channels exchanged.
 // Filter gradient: the transposed maps; W = A dy Aᵀ, dU_p = W_pᵀ·V_p summed over all tiles, dg = Gᵀ dU G.
 //
 // The points are 0, ±5/8, ±3/2 and ∞. Any six distinct points are right; the textbook's 0, ±1, ±2, ∞ make the entries
-// of B and A differ most in size and lose three to five times as much precision. Five eighths is where oneDNN went,
-// too: it is exact in binary, its square 25/64 as well. The error is about 1e-6 of the largest output (5e-7 for the
-// plain sum).
+// of B and A differ most in size and lose three to five times as much precision. oneDNN uses 5/8, too; 5/8 and its
+// square 25/64 are exact in binary. The error is about 1e-6 of the largest output (5e-7 for the plain sum).
 //
 // Layout. Transforms vectorise over channels, since NHWC has them side by side. Transformed data lie as
 // [p][channel block][tile][channel in block], so that a matrix product reads its operands as one stream; planes are
@@ -36,7 +34,7 @@ constexpr int max_channels = 4096;
 constexpr std::size_t shared_budget = 48u << 20;
 
 template <class T>
-alignas(64) const T outside[max_channels] = {};  // what lies outside a picture
+alignas(64) const T outside[max_channels] = {};  // the pixels outside a picture
 
 int block_of(int channels) { return channels % 64 == 0 ? 64 : channels % 32 == 0 ? 32 : 16; }
 std::size_t plane(std::size_t floats) { return floats + 3 * 16; }  // of p: padded to an odd number of cache lines
@@ -349,11 +347,11 @@ bool few_tiles(const Tiling& s, int c_in, int c_out) {
 // filters it needs in its own cache.
 template <class T>
 void convolve_few(const T* x, const float* w, T* y, const Tiling& s, int c_in, int c_out, bool rotated,
-                  const Epilogue& epilogue, bool add, Scratch& scratch, int threads) {
+                  const Epilogue& epilogue, bool add, CachingAllocator& allocator, int threads) {
   const int tiles = s.tiles(), N = block_of(c_out), K = block_of(c_in), filter_c_in = rotated ? c_out : c_in;
   const std::size_t v_plane = plane(std::size_t(tiles) * c_in), m_plane = plane(std::size_t(tiles) * N);
   const std::size_t u_plane = plane(std::size_t(K) * N);
-  Block memory(scratch, 4 * 36 * (v_plane + threads * (m_plane + u_plane)));
+  Scratch memory(allocator, 4 * 36 * (v_plane + threads * (m_plane + u_plane)));
   float* V = memory.carve<float>(36 * v_plane);
   float* private_part = memory.carve<float>(36 * threads * (m_plane + u_plane));
   dealt_out(threads, (tiles + 3) / 4, [&](int item, int) {
@@ -375,21 +373,22 @@ void convolve_few(const T* x, const float* w, T* y, const Tiling& s, int c_in, i
 
 template <class T>
 void convolve(const T* x, const float* w, const float* U, T* y, const Tiling& s, int c_in, int c_out, bool rotated,
-              const Epilogue& epilogue, bool add, Scratch& scratch, int threads) {
-  if (!U) return convolve_few(x, w, y, s, c_in, c_out, rotated, epilogue, add, scratch, threads);
+              const Epilogue& epilogue, bool add, CachingAllocator& allocator, int threads) {
+  if (!U) return convolve_few(x, w, y, s, c_in, c_out, rotated, epilogue, add, allocator, threads);
   const int tiles = s.tiles(), N = block_of(c_out), K = block_of(c_in);
-  // Short enough for V and M to stay in the L2 cache, long enough to use a filter often once it was fetched.
+  // Short enough for V and M to stay in the L2 cache, long enough to reuse each fetched filter often.
   const int wanted = c_in + N <= 32 || c_in >= 256 ? 72 : c_in >= 128 ? 48 : 36;
   const int chunk = std::min(wanted, (tiles + threads - 1) / threads);
   const std::size_t u_plane = plane(std::size_t(c_in) * c_out);
   const std::size_t v_plane = plane(std::size_t(chunk) * c_in), m_plane = plane(std::size_t(chunk) * N);
-  Block memory(scratch, 4 * 36 * threads * (v_plane + m_plane));
+  Scratch memory(allocator, 4 * 36 * threads * (v_plane + m_plane));
   float* private_part = memory.carve<float>(36 * threads * (v_plane + m_plane));
   const auto multiply = product<false>(N, K);
   const int items = (tiles + chunk - 1) / chunk;
   if (epilogue.moments) epilogue.moments->begin(items, c_out);
   dealt_out(threads, items, [&](int turn, int lane) {
-    // The filter gradient has just read dy from front to back: the data gradient begins with what is still in cache.
+    // The filter gradient has just read dy from front to back: the data gradient begins with the part that is still in
+    // cache.
     const int item = rotated ? items - 1 - turn : turn;
     float *V = private_part + 36 * lane * (v_plane + m_plane), *M = V + 36 * v_plane;
     const int first = item * chunk, count = std::min(chunk, tiles - first);
@@ -428,25 +427,13 @@ std::size_t prepared_bytes(const ConvShape& s) { return 4 * 36 * plane(std::size
 void prepare(const ConvShape& s, const float* w, bool rotated, float* prepared, int threads) {
   const int rows = int(rotated ? s.c_out : s.c_in), columns = int(rotated ? s.c_in : s.c_out), N = block_of(columns);
   const std::size_t stride = plane(std::size_t(rows) * columns);
-  if (rows * columns <= 64 * 64) threads = 1;  // quicker than waking the other threads
+  if (rows * columns <= 64 * 64) threads = 1;  // faster than waking the other threads
   dealt_out(threads, columns / 16 * (rows / 16), [&](int item, int) {
     const int r = item % (rows / 16) * 16;
     for (int c = item / (rows / 16) * 16, end = c + 16; c < end; c += VL)
       filters(w, int(s.c_in), rotated, prepared + std::size_t(c / N) * rows * N + std::size_t(r) * N + c % N, stride, N,
               16, r, c);
   });
-}
-
-template <class T>
-void forward(const ConvShape& s, const T* x, const float* w, const float* prepared, T* y, const Epilogue& epilogue,
-             Scratch& scratch, int threads) {
-  convolve(x, w, prepared, y, forward_tiling(s), int(s.c_in), int(s.c_out), false, epilogue, false, scratch, threads);
-}
-
-template <class T>
-void backward_data(const ConvShape& s, const T* dy, const float* w, const float* prepared, T* dx, bool add,
-                   Scratch& scratch, int threads) {
-  convolve(dy, w, prepared, dx, backward_tiling(s), int(s.c_out), int(s.c_in), true, {}, add, scratch, threads);
 }
 
 namespace {
@@ -478,20 +465,19 @@ struct FilterPlan {
   }
 };
 
-}  // namespace
-
-// dU_p[c_out × c_in] = W_pᵀ·V_p. Normally each thread sums its share of the tiles into a copy of its own, and the
-// copies are added while they are transformed back, always in the same order. Where the copies would be too large (512
-// channels, many threads) all threads share one: they transform a chunk of tiles together, then split the blocks of dU.
+// dU_p[c_out × c_in] = W_pᵀ·V_p. Normally each thread sums its share of the tiles into its own copy. The copies are
+// added, always in the same order, while they are transformed back. Where the copies would be too large (512 channels,
+// many threads) all threads share one: they transform a chunk of tiles together, then split the blocks of dU.
 template <class T>
-void backward_filter(const ConvShape& s, const T* x, const T* dy, float* dw, bool add, Scratch& scratch, int threads) {
+void backward_filter(const ConvShape& s, const T* x, const T* dy, float* dw, bool add, CachingAllocator& allocator,
+                     int threads) {
   const Tiling tiling = forward_tiling(s);
   const FilterPlan f(s, tiling.tiles(), threads);
   // With all tiles in one chunk a block of dU is complete at once: each thread transforms it back while it is in its
   // cache, and needs room for one.
   const bool at_once = f.all_share && f.chunk == f.tiles;
   const std::size_t u_room = at_once ? f.u_block * std::min(threads, f.blocks) : f.u_size * f.copies;
-  Block memory(scratch, 4 * (u_room + 36 * f.copies * (f.v_plane + f.w_plane)) + 64);
+  Scratch memory(allocator, 4 * (u_room + 36 * f.copies * (f.v_plane + f.w_plane)) + 64);
   float* dU = memory.carve<float>(u_room);
   float* private_part = memory.carve<float>(36 * (f.v_plane + f.w_plane) * f.copies);
   auto transform_back = [&](int block, int row, const float* from) {
@@ -539,12 +525,22 @@ void backward_filter(const ConvShape& s, const T* x, const T* dy, float* dw, boo
             [&](int item, int) { transform_back(item / f.R, item % f.R, dU + f.u_block * (item / f.R)); });
 }
 
-template void forward(const ConvShape&, const float*, const float*, const float*, float*, const Epilogue&, Scratch&,
-                      int);
-template void forward(const ConvShape&, const bf16*, const float*, const float*, bf16*, const Epilogue&, Scratch&, int);
-template void backward_data(const ConvShape&, const float*, const float*, const float*, float*, bool, Scratch&, int);
-template void backward_data(const ConvShape&, const bf16*, const float*, const float*, bf16*, bool, Scratch&, int);
-template void backward_filter(const ConvShape&, const float*, const float*, float*, bool, Scratch&, int);
-template void backward_filter(const ConvShape&, const bf16*, const bf16*, float*, bool, Scratch&, int);
+}  // namespace
+
+template <class T>
+void run(const ConvCall<T>& c, const float* prepared, CachingAllocator& allocator, int threads) {
+  const ConvShape& s = c.s;
+  if (c.pass == Pass::backward_filter)
+    backward_filter(s, c.x, c.y, c.w, c.add, allocator, threads);
+  else if (c.pass == Pass::backward_data)
+    convolve(c.y, c.w, prepared, c.x, backward_tiling(s), int(s.c_out), int(s.c_in), true, {}, c.add, allocator,
+             threads);
+  else
+    convolve(c.x, c.w, prepared, c.y, forward_tiling(s), int(s.c_in), int(s.c_out), false, c.epilogue, false, allocator,
+             threads);
+}
+
+template void run(const ConvCall<float>&, const float*, CachingAllocator&, int);
+template void run(const ConvCall<bf16>&, const float*, CachingAllocator&, int);
 
 }  // namespace tandem::cpu::winograd

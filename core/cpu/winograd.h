@@ -4,9 +4,8 @@
 // Every function is re-entrant; scratch is taken once per call, on the calling thread. Results depend on `threads` only
 // in backward_filter (the order of a sum), and are the same bits for the same number.
 #pragma once
-#include "core/cpu/scratch.h"
+#include "core/cpu/pass.h"
 #include "core/dtype.h"
-#include "core/shape.h"
 
 namespace tandem::cpu::winograd {
 
@@ -22,14 +21,8 @@ bool wants_prepared(const ConvShape&, bool rotated);
 std::size_t prepared_bytes(const ConvShape&);
 void prepare(const ConvShape&, const float* w, bool rotated, float* prepared, int threads);
 
-// `prepared` may be null where !wants_prepared.
+// `prepared` may be null where !wants_prepared, and in the filter gradient.
 template <class T>
-void forward(const ConvShape&, const T* x, const float* w, const float* prepared, T* y, const Epilogue&, Scratch&,
-             int threads);
-template <class T>
-void backward_data(const ConvShape&, const T* dy, const float* w, const float* prepared, T* dx, bool add, Scratch&,
-                   int threads);
-template <class T>
-void backward_filter(const ConvShape&, const T* x, const T* dy, float* dw, bool add, Scratch&, int threads);
+void run(const ConvCall<T>&, const float* prepared, CachingAllocator&, int threads);
 
 }  // namespace tandem::cpu::winograd

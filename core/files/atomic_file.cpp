@@ -61,7 +61,7 @@ void AtomicFile::commit() {
   int descriptor = std::exchange(descriptor_, -1);
   if (close(descriptor) != 0) give_up("could not be written", errno);
   if (rename(temporary_.c_str(), path_.c_str()) != 0) give_up("could not be put in place", errno);
-  // The new name is in the folder, and the folder is not on the disk yet. Not every file system can be asked for that.
+  // The folder has the new name, but is not on the disk yet. Not every file system supports fsync of a folder.
   int folder = open(path_.has_parent_path() ? path_.parent_path().c_str() : ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (folder < 0) return;
   fsync(folder);

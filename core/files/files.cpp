@@ -60,7 +60,7 @@ void make_folder(const std::string& name, const std::string& path) {
 
 void check_replaceable(const std::string& option, const std::string& path, std::string_view mark,
                        const std::string& kind) {
-  std::error_code none;  // devices and pipes have nothing to lose
+  std::error_code none;  // devices and pipes are not overwritten
   if (!std::filesystem::is_regular_file(path, none) || std::filesystem::file_size(path, none) == 0) return;
   std::string head(1 << 16, '\0');  // a safetensors header may begin with a thousand names of classes
   std::ifstream(path, std::ios::binary).read(head.data(), std::streamsize(head.size()));

@@ -31,7 +31,7 @@ std::size_t utf8_length(std::string_view s) {
   return 0;
 }
 
-// Builds a Json from what the library's parser reports, value by value.
+// Builds a Json from the events of the library's parser.
 class Builder : public nlohmann::json_sax<nlohmann::json> {
  public:
   Json document;
@@ -130,23 +130,7 @@ std::string plain_text(std::string_view text) {
 }
 
 std::string json_quoted(std::string_view text) {
-  std::string out = "\"";
-  for (std::size_t i = 0; i < text.size();) {
-    unsigned char c = static_cast<unsigned char>(text[i]);
-    std::size_t n = utf8_length(text.substr(i));
-    if (c == '"' || c == '\\') {
-      out += '\\';
-      out += char(c);
-    } else if (c < 0x20) {
-      out += printed("\\u%04x", c);
-    } else if (n == 0) {
-      out += "\xEF\xBF\xBD";
-    } else {
-      out += text.substr(i, n);
-    }
-    i += n ? n : 1;
-  }
-  return out + "\"";
+  return nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
 std::string json_number(double v) { return std::isfinite(v) ? digits(v, 7) : "null"; }

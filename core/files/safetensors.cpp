@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cerrno>
 #include <cmath>
 #include <cstring>
@@ -22,45 +23,48 @@ using Entry = SafetensorsFile::Entry;
 constexpr std::uint64_t largest_header = 100'000'000;  // the format's own bound
 constexpr const char* again = "; it is damaged or incomplete: get it, or write it, again";
 
-// Bytes of one element, 0 for a type that is not known (or is narrower than a byte).
-std::uint64_t element_bytes(const std::string& dtype) {
-  static const std::map<std::string, std::uint64_t> sizes{
-      {"BOOL", 1}, {"U8", 1},  {"I8", 1},  {"F8_E5M2", 1}, {"F8_E4M3", 1}, {"F8_E8M0", 1},
-      {"I16", 2},  {"U16", 2}, {"F16", 2}, {"BF16", 2},    {"I32", 4},     {"U32", 4},
-      {"F32", 4},  {"C64", 8}, {"F64", 8}, {"I64", 8},     {"U64", 8}};
-  auto found = sizes.find(dtype);
-  return found == sizes.end() ? 0 : found->second;
-}
-
-const char* file_type(DType t) {
-  switch (t) {
-    case DType::f32: return "F32";
-    case DType::bf16: return "BF16";
-    case DType::f16: return "F16";
-    case DType::f64: return "F64";
-    case DType::u8: return "U8";
-    case DType::i32: return "I32";
-  }
-  return "?";
-}
-
-float half_to_float(std::uint16_t h) {
-  const int exponent = h >> 10 & 31, fraction = h & 1023;
-  float magnitude = exponent == 31 ? (fraction ? NAN : INFINITY)
-                    : exponent     ? std::ldexp(float(1024 + fraction), exponent - 25)
-                                   : std::ldexp(float(fraction), -24);
-  return h & 0x8000 ? -magnitude : magnitude;
-}
-
 template <class T>
-std::vector<double> decoded(const std::vector<std::byte>& bytes, auto&& as_double) {
+std::vector<double> decoded(const std::vector<std::byte>& bytes) {
   std::vector<double> v(bytes.size() / sizeof(T));
   for (std::size_t i = 0; i < v.size(); i++) {
     T element;
     std::memcpy(&element, bytes.data() + i * sizeof(T), sizeof(T));
-    v[i] = static_cast<double>(as_double(element));
+    v[i] = static_cast<double>(element);
   }
   return v;
+}
+
+// A type of the format: bytes of one element, and how its values are read; null: they are not.
+struct FileType {
+  std::uint64_t bytes = 0;
+  std::vector<double> (*values)(const std::vector<std::byte>&) = nullptr;
+};
+FileType type_named(const std::string& dtype) {  // of no bytes: it is not known, or is narrower than a byte
+  static const std::map<std::string, FileType> types{{"BOOL", {1, decoded<std::uint8_t>}},
+                                                     {"U8", {1, decoded<std::uint8_t>}},
+                                                     {"I8", {1, decoded<std::int8_t>}},
+                                                     {"F8_E5M2", {1}},
+                                                     {"F8_E4M3", {1}},
+                                                     {"F8_E8M0", {1}},
+                                                     {"I16", {2, decoded<std::int16_t>}},
+                                                     {"U16", {2, decoded<std::uint16_t>}},
+                                                     {"F16", {2, decoded<f16>}},
+                                                     {"BF16", {2, decoded<bf16>}},
+                                                     {"I32", {4, decoded<std::int32_t>}},
+                                                     {"U32", {4, decoded<std::uint32_t>}},
+                                                     {"F32", {4, decoded<float>}},
+                                                     {"C64", {8}},
+                                                     {"F64", {8, decoded<double>}},
+                                                     {"I64", {8, decoded<std::int64_t>}},
+                                                     {"U64", {8, decoded<std::uint64_t>}}};
+  const auto found = types.find(dtype);
+  return found == types.end() ? FileType{} : found->second;
+}
+
+std::string file_type(DType t) {  // f32: "F32"
+  std::string name = name_of(t);
+  for (char& c : name) c = static_cast<char>(std::toupper(c));
+  return name;
 }
 
 Json parse_header(const std::string& file, const std::string& text) {
@@ -89,7 +93,7 @@ Entry parse_entry(const std::string& file, const std::string& name, const Json& 
 
   Entry e;
   e.dtype = dtype;
-  const std::uint64_t size = element_bytes(dtype);
+  const std::uint64_t size = type_named(dtype).bytes;
   if (size == 0) refuse(file, ": ", name, " has the type ", dtype, ", which is not supported; convert it to F32");
   if (axes.size() > Shape::max_rank)
     refuse(file, ": ", name, " has ", axes.size(), " axes; tensors here have at most ", Shape::max_rank);
@@ -111,8 +115,8 @@ Entry parse_entry(const std::string& file, const std::string& name, const Json& 
   return e;
 }
 
-// A command that makes a safetensors file of what torch.save() wrote; it needs torch and nothing else. A training's
-// checkpoint holds its state_dict among other things: the dictionary with the most tensors is it.
+// A command that converts a file of torch.save() to safetensors; it needs only torch. A training checkpoint contains
+// other things than the state_dict, which is the dictionary with the most tensors.
 std::string conversion(const std::filesystem::path& path) {
   return R"(  python3 -c '
 import json, struct, sys, torch
@@ -135,7 +139,7 @@ open(sys.argv[2], "wb").write(struct.pack("<Q", len(text)) + text + b"".join(v.n
          " " + shell_quoted(path.stem().string() + ".safetensors");
 }
 
-// The first bytes of what torch.save() writes: a zip archive, or a bare pickle.
+// The first bytes of a file of torch.save(): a zip archive, or a plain pickle.
 bool is_pickle(const unsigned char* head) {
   return std::memcmp(head, "PK\x03\x04", 4) == 0 || (head[0] == 0x80 && head[1] >= 2 && head[1] <= 5);
 }
@@ -144,7 +148,7 @@ bool is_pickle(const unsigned char* head) {
 
 SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) : path_(path) {
   const std::string file = path.string();
-  descriptor_ = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a pipe must not make us wait
+  descriptor_ = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // do not block on a pipe
   if (descriptor_ < 0) refuse(file, ": cannot be opened: ", std::strerror(errno));
   struct Guard {  // the destructor does not run when a constructor throws
     int& descriptor;
@@ -201,7 +205,7 @@ std::string SafetensorsFile::header_text(std::uint64_t size) {
   return text;
 }
 
-// From the first byte to the last: nothing left out, nothing used twice, nothing smuggled along.
+// The tensors cover all bytes without gaps and without overlaps.
 void SafetensorsFile::check_layout(std::uint64_t data_bytes) const {
   const std::string file = path_.string();
   std::vector<const std::pair<const std::string, Entry>*> order;
@@ -256,21 +260,10 @@ std::vector<std::byte> SafetensorsFile::bytes(const std::string& name) const {
 
 std::vector<double> SafetensorsFile::values(const std::string& name) const {
   const std::string& type = at(name).dtype;
-  const std::vector<std::byte> b = bytes(name);
-  auto same = [](auto v) { return v; };
-  if (type == "F32") return decoded<float>(b, same);
-  if (type == "F64") return decoded<double>(b, same);
-  if (type == "F16") return decoded<std::uint16_t>(b, half_to_float);
-  if (type == "BF16") return decoded<bf16>(b, [](bf16 v) { return float(v); });
-  if (type == "I64") return decoded<std::int64_t>(b, same);
-  if (type == "I32") return decoded<std::int32_t>(b, same);
-  if (type == "I16") return decoded<std::int16_t>(b, same);
-  if (type == "I8") return decoded<std::int8_t>(b, same);
-  if (type == "U64") return decoded<std::uint64_t>(b, same);
-  if (type == "U32") return decoded<std::uint32_t>(b, same);
-  if (type == "U16") return decoded<std::uint16_t>(b, same);
-  if (type == "U8" || type == "BOOL") return decoded<std::uint8_t>(b, same);
-  refuse(path_.string(), ": ", name, " has the type ", type, ", which is not supported; convert it to F32");
+  const FileType known = type_named(type);
+  if (!known.values)
+    refuse(path_.string(), ": ", name, " has the type ", type, ", which is not supported; convert it to F32");
+  return known.values(bytes(name));
 }
 
 Tensor SafetensorsFile::tensor(const std::string& name, Backend& backend, DType dtype) const {
@@ -318,22 +311,23 @@ void SafetensorsWriter::add(std::string name, const Tensor& tensor) {
 
 void SafetensorsWriter::add(std::string name, std::string dtype, const Shape& shape, std::span<const std::byte> bytes) {
   require(items_.count(name) == 0 && name != "__metadata__", "a safetensors file cannot hold ", name, " twice");
-  const std::uint64_t size = element_bytes(dtype);
+  const std::uint64_t size = type_named(dtype).bytes;
   require(size > 0 && bytes.size() == std::uint64_t(shape.numel()) * size, name, ": ", bytes.size(), " bytes for ",
           shape, " of ", dtype);
   items_[std::move(name)] = {std::move(dtype), shape, {}, bytes};
 }
 
 void SafetensorsWriter::add(std::string name, DType dtype, const Shape& shape, std::span<const std::byte> bytes) {
-  add(std::move(name), std::string(file_type(dtype)), shape, bytes);
+  add(std::move(name), file_type(dtype), shape, bytes);
 }
 
 void SafetensorsWriter::write(const std::filesystem::path& path) const {
   // Wide types first, then by name, as the reference writer does: every tensor begins at a multiple of its element.
   std::vector<const std::pair<const std::string, Item>*> order;
   for (const auto& named : items_) order.push_back(&named);
-  std::stable_sort(order.begin(), order.end(),
-                   [](auto* a, auto* b) { return element_bytes(a->second.dtype) > element_bytes(b->second.dtype); });
+  std::stable_sort(order.begin(), order.end(), [](auto* a, auto* b) {
+    return type_named(a->second.dtype).bytes > type_named(b->second.dtype).bytes;
+  });
   auto quoted = [&](const std::string& word) {
     require(is_utf8(word), path.string(), ": the name or metadata string ", json_quoted(word), " is not UTF-8");
     return json_quoted(word);
@@ -347,7 +341,7 @@ void SafetensorsWriter::write(const std::filesystem::path& path) const {
   std::uint64_t at = 0;
   for (const auto* named : order) {
     const auto& [name, item] = *named;
-    const std::uint64_t bytes = std::uint64_t(item.shape.numel()) * element_bytes(item.dtype);
+    const std::uint64_t bytes = std::uint64_t(item.shape.numel()) * type_named(item.dtype).bytes;
     header << std::exchange(comma, ",") << quoted(name) << ":{\"dtype\":\"" << item.dtype
            << "\",\"shape\":" << item.shape << ",\"data_offsets\":[" << at << ',' << at + bytes << "]}";
     at += bytes;

@@ -1,4 +1,5 @@
-// Memory movement and description of the reference backend; its operations have a file per family beside this one.
+// Memory copies and the description of the reference backend. Its operations are in the other files of this folder, one
+// for each family.
 #include "core/reference/backend.h"
 
 #include <algorithm>
@@ -7,7 +8,11 @@
 namespace tandem::reference {
 
 ReferenceBackend::ReferenceBackend(int threads, std::unique_ptr<MemorySource> source)
-    : Backend("reference", std::move(source), threads > 0 ? threads : default_threads()) {}
+    : Backend("reference", std::move(source), threads > 0 ? threads : default_threads()) {
+  provide<float>(std::make_unique<ReferenceKernels<float>>(threads_, memory()));
+  provide<bf16>(std::make_unique<ReferenceKernels<bf16>>(threads_, memory()));
+  provide<double>(std::make_unique<ReferenceKernels<double>>(threads_, memory()));
+}
 
 std::string ReferenceBackend::description() const {
   return "reference loops, " + std::to_string(threads()) + (threads() == 1 ? " thread" : " threads");
@@ -18,8 +23,6 @@ bool ReferenceBackend::supports(DType dtype) const {
 }
 
 // An empty tensor may have a null pointer, which memcpy must not be given.
-void ReferenceBackend::upload(void* device, const void* host, std::size_t bytes) { copy(device, host, bytes); }
-void ReferenceBackend::download(void* host, const void* device, std::size_t bytes) { copy(host, device, bytes); }
 void ReferenceBackend::copy(void* to, const void* from, std::size_t bytes) {
   if (bytes > 0) std::memcpy(to, from, bytes);
 }

@@ -1,6 +1,7 @@
 // Sums along axes and the cross entropy loss, which treat a tensor as rows.
 #include <cmath>
 #include <limits>
+#include <numeric>
 
 #include "core/reference/backend.h"
 
@@ -9,7 +10,7 @@ namespace tandem::reference {
 namespace {
 
 // log softmax of one row: log_p(x_c) = (x_c − largest) − log Σ exp(x − largest). Nothing overflows, and the two terms
-// are not added up beforehand: beside a large logit the logarithm would be lost.
+// are not added first: the logarithm would be lost next to a large logit.
 struct RowSoftmax {
   double largest = -std::numeric_limits<double>::infinity(), log_sum = 0;
   template <class T>
@@ -35,108 +36,85 @@ bool is_largest(const T* x, std::int64_t n, std::int64_t label) {
 
 }  // namespace
 
-void ReferenceBackend::sum_rows(const Tensor& dy, Tensor& db, bool add) {
-  dispatch(dy.dtype(), "sum_rows", [&]<class T> {
-    const std::int64_t channels = db.numel(), rows = channels > 0 ? dy.numel() / channels : 0;
-    const T* dyp = dy.data<T>();
-    Scratch<double> sums(*this, channels);
-    sum_columns(*this, rows, channels, sums.data(),
-                [&](std::int64_t r, std::int64_t c) { return static_cast<double>(dyp[r * channels + c]); });
-    Parameter<T>* dbp = db.write<Parameter<T>>();
-    for (std::int64_t c = 0; c < channels; c++) put(dbp[c], sums.data()[c], add);
+template <class T>
+void ReferenceKernels<T>::sum_rows(std::int64_t rows, std::int64_t channels, In<T> dy, Out<P> db, bool add) {
+  const std::vector<double> sums = sum_columns(threads_, rows, channels, [&](std::int64_t r, std::int64_t c) {
+    return static_cast<double>(dy[r * channels + c]);
+  });
+  for (std::int64_t c = 0; c < channels; c++) put(db[c], sums[c], add);
+}
+
+template <class T>
+void ReferenceKernels<T>::reduce(Reduction op, std::int64_t outer, std::int64_t middle, std::int64_t inner, In<T> x,
+                                 Out<T> y, bool add) {
+  for_each(threads_, outer * inner, outer * middle * inner, [&](std::int64_t i) {
+    const T* from = x + i / inner * middle * inner + i % inner;
+    double result = op == Reduction::sum ? 0.0 : -std::numeric_limits<double>::infinity();
+    for (std::int64_t k = 0; k < middle; k++) {
+      const double v = static_cast<double>(from[k * inner]);
+      if (op == Reduction::sum)
+        result += v;
+      else if (v > result || std::isnan(v))
+        result = v;  // a NaN is kept: no number is greater
+    }
+    put(y[i], result, add);
   });
 }
 
-void ReferenceBackend::reduce(Reduction op, std::int64_t outer, std::int64_t middle, std::int64_t inner,
-                              const Tensor& x, Tensor& y, bool add) {
-  dispatch(x.dtype(), "reduce", [&]<class T> {
-    const T* xp = x.data<T>();
-    T* yp = y.write<T>();
-    for_parts(parts_for(*this, x.numel()), outer * inner, [&](std::int64_t, std::int64_t begin, std::int64_t end) {
-      for (std::int64_t i = begin; i < end; i++) {
-        const T* from = xp + i / inner * middle * inner + i % inner;
-        double result = op == Reduction::sum ? 0.0 : -std::numeric_limits<double>::infinity();
-        for (std::int64_t k = 0; k < middle; k++) {
-          const double v = static_cast<double>(from[k * inner]);
-          if (op == Reduction::sum)
-            result += v;
-          else if (v > result || std::isnan(v))
-            result = v;  // a NaN stays: no number is greater
-        }
-        put(yp[i], result, add);
-      }
-    });
-  });
-}
-
-// y may be of another type than x: a norm of bf16 gradients is an f32.
-void ReferenceBackend::squared_norm(const Tensor& x, Tensor& y, bool add) {
-  dispatch(x.dtype(), "squared_norm", [&]<class T> {
-    const T* xp = x.data<T>();
-    const int parts = parts_for(*this, x.numel());
-    Scratch<double> sums(*this, parts);
-    std::fill(sums.data(), sums.data() + parts, 0.0);
-    for_parts(parts, x.numel(), [&](std::int64_t part, std::int64_t begin, std::int64_t end) {
-      double sum = 0;
+// Each thread sums a part; the cut depends on n and on the number of threads only.
+template <class T>
+void ReferenceKernels<T>::squared_norm(std::int64_t n, In<T> x, Out<P> y, bool add) {
+  const int parts = n >= parallel_grain ? threads_ : 1;
+  std::vector<double> sums(static_cast<std::size_t>(parts));
+  in_parts(parts, [&](int part) {
+    double sum = 0;
 #pragma omp simd reduction(+ : sum)
-      for (std::int64_t i = begin; i < end; i++) sum += static_cast<double>(xp[i]) * static_cast<double>(xp[i]);
-      sums.data()[part] = sum;
-    });
-    double total = 0;
-    for (int part = 0; part < parts; part++) total += sums.data()[part];
-    dispatch(y.dtype(), "squared_norm", [&]<class Y> { put(*y.write<Y>(), total, add); });
+    for (std::int64_t i = n * part / parts; i < n * (part + 1) / parts; i++)
+      sum += static_cast<double>(x[i]) * static_cast<double>(x[i]);
+    sums[static_cast<std::size_t>(part)] = sum;
   });
+  put(*y, std::accumulate(sums.begin(), sums.end(), 0.0), add);
 }
 
 // −Σ_c q_c·log p_c with q = (1 − ε)·onehot + ε/classes is −(1 − ε)·log p[label] − ε/classes·Σ_c log p_c.
-void ReferenceBackend::cross_entropy(const Tensor& x, const Tensor& labels, double smoothing, Tensor& loss,
-                                     Tensor& probabilities, Tensor* correct) {
-  dispatch(x.dtype(), "cross_entropy", [&]<class T> {
-    using P = Parameter<T>;
-    const std::int64_t classes = x.size(-1), rows = classes > 0 ? x.numel() / classes : 0;
-    const T* xp = x.data<T>();
-    const std::int32_t* label = labels.data<std::int32_t>();
-    for (std::int64_t r = 0; r < rows; r++)
-      require(label[r] >= 0 && label[r] < classes, "cross_entropy: row ", r, " has the label ", label[r],
-              ", but there are ", classes, " classes: labels are 0 to ", classes - 1);
-
-    P* p = probabilities.write<P>();
-    double total = 0;
-    std::int32_t hits = 0;
-    for (std::int64_t r = 0; r < rows; r++) {
-      const T* row = xp + r * classes;
-      const RowSoftmax softmax(row, classes);
-      double sum = 0;  // Σ_c log p_c
-      for (std::int64_t c = 0; c < classes; c++) {
-        const double log_p = softmax.log_p(static_cast<double>(row[c]));
-        sum += log_p;
-        put(p[r * classes + c], std::exp(log_p), false);
-      }
-      total -= (1 - smoothing) * softmax.log_p(static_cast<double>(row[label[r]]));
-      if (smoothing > 0) total -= smoothing / static_cast<double>(classes) * sum;  // not 0·∞ for a logit of −∞
-      hits += is_largest(row, classes, label[r]);
+template <class T>
+void ReferenceKernels<T>::cross_entropy(std::int64_t rows, std::int64_t classes, In<T> x, In<std::int32_t> labels,
+                                        double smoothing, Out<P> loss, Out<P> probabilities,
+                                        Out<std::int32_t> correct) {
+  double total = 0;
+  std::int32_t hits = 0;
+  for (std::int64_t r = 0; r < rows; r++) {
+    const T* row = x + r * classes;
+    const RowSoftmax softmax(row, classes);
+    double sum = 0;  // Σ_c log p_c
+    for (std::int64_t c = 0; c < classes; c++) {
+      const double log_p = softmax.log_p(static_cast<double>(row[c]));
+      sum += log_p;
+      put(probabilities[r * classes + c], std::exp(log_p), false);
     }
-    put(*loss.write<P>(), total / static_cast<double>(rows), false);
-    if (correct) *correct->write<std::int32_t>() += hits;
-  });
+    total -= (1 - smoothing) * softmax.log_p(static_cast<double>(row[labels[r]]));
+    if (smoothing > 0) total -= smoothing / static_cast<double>(classes) * sum;  // not 0·∞ for a logit of −∞
+    hits += is_largest(row, classes, labels[r]);
+  }
+  put(*loss, total / static_cast<double>(rows), false);
+  if (correct) *correct += hits;
 }
 
 // dx[r, c] = dloss·(p[r, c] − q[r, c])/rows
-void ReferenceBackend::cross_entropy_backward(const Tensor& probabilities, const Tensor& labels, double smoothing,
-                                              const Tensor& dloss, Tensor& dx, bool add) {
-  dispatch(dx.dtype(), "cross_entropy_backward", [&]<class T> {
-    using P = Parameter<T>;
-    const std::int64_t classes = dx.size(-1), rows = classes > 0 ? dx.numel() / classes : 0;
-    const P* p = probabilities.data<P>();
-    const std::int32_t* label = labels.data<std::int32_t>();
-    const double scale = static_cast<double>(*dloss.data<P>()) / static_cast<double>(rows);
-    T* dxp = dx.write<T>();
-    for (std::int64_t r = 0; r < rows; r++)
-      for (std::int64_t c = 0; c < classes; c++) {
-        const double q = (c == label[r] ? 1 - smoothing : 0.0) + smoothing / static_cast<double>(classes);
-        put(dxp[r * classes + c], scale * (static_cast<double>(p[r * classes + c]) - q), add);
-      }
-  });
+template <class T>
+void ReferenceKernels<T>::cross_entropy_backward(std::int64_t rows, std::int64_t classes, In<P> probabilities,
+                                                 In<std::int32_t> labels, double smoothing, In<P> dloss, Out<T> dx,
+                                                 bool add) {
+  const double scale = static_cast<double>(*dloss) / static_cast<double>(rows);
+  for (std::int64_t i = 0; i < rows * classes; i++) {
+    const double q =
+        (i % classes == labels[i / classes] ? 1 - smoothing : 0.0) + smoothing / static_cast<double>(classes);
+    put(dx[i], scale * (static_cast<double>(probabilities[i]) - q), add);
+  }
 }
+
+template class ReferenceKernels<float>;  // the members that this file defines
+template class ReferenceKernels<bf16>;
+template class ReferenceKernels<double>;
 
 }  // namespace tandem::reference

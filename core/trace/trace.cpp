@@ -78,7 +78,7 @@ void Trace::follow(Follower* follower) {
 
 void Trace::collect() {
   Follower* f = follower();
-  if (!f || followed_.empty()) return;  // waiting for the device is for those who look
+  if (!f || followed_.empty()) return;  // only a trace that follows devices waits for them
   const std::vector<std::int64_t> times = f->times([this] { return now(); });
   for (Followed& s : followed_) {
     s.event.begin = times[std::size_t(s.event.mark)];
@@ -132,7 +132,7 @@ std::string Trace::events(std::int64_t shift) const {
     metadata("thread_sort_index", lane->index(), "\"sort_index\":" + std::to_string(lane->index()));
   }
   for (const auto& lane : lanes_) {
-    // Spans were added as they ended; viewers want them as they began, the outer before the inner.
+    // Spans are added when they end; viewers expect the order in which they began, outer before inner.
     std::vector<const Event*> events(lane->size());
     for (std::size_t i = 0; i < events.size(); i++) events[i] = &(*lane)[i];
     std::stable_sort(events.begin(), events.end(), [](const Event* a, const Event* b) {

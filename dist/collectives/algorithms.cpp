@@ -11,22 +11,16 @@ Piece piece(const Cuts& cuts, int i) { return {cuts[std::size_t(i)], cuts[std::s
 int around(int i, int n) { return ((i % n) + n) % n; }
 
 // ---- ring and direct ------------------------------------------------------------------------------------------------
-// The sum of piece p begins at rank p + 1, passes once around the ring, and ends at its owner p.
-void ring_reduce(Steps& s, int rank, int n, const Cuts& cuts) {
-  for (int k = 1; k < n; k++)
+// Each piece passes once around the ring. With `reduce` the sum of piece p begins at rank p + 1 and ends at its owner
+// p; without, a copy of it begins at its owner.
+void ring(Steps& s, int rank, int n, const Cuts& cuts, bool reduce) {
+  const int first = reduce ? 1 : 0;
+  for (int k = first; k < first + n - 1; k++)
     s.list.push_back({.to = around(rank + 1, n),
                       .out = piece(cuts, around(rank - k, n)),
                       .from = around(rank - 1, n),
                       .in = piece(cuts, around(rank - k - 1, n)),
-                      .combine = true});
-}
-
-void ring_gather(Steps& s, int rank, int n, const Cuts& cuts) {
-  for (int k = 0; k < n - 1; k++)
-    s.list.push_back({.to = around(rank + 1, n),
-                      .out = piece(cuts, around(rank - k, n)),
-                      .from = around(rank - 1, n),
-                      .in = piece(cuts, around(rank - k - 1, n))});
+                      .combine = reduce});
 }
 
 void direct_reduce(Steps& s, int rank, int n, const Cuts& cuts) {
@@ -103,12 +97,6 @@ void down_the_tree(Steps& s, int rank, int n, int root, const Part& part) {
 
 }  // namespace
 
-Cuts even_cuts(std::int64_t count, int pieces) {
-  Cuts cuts;
-  for (int i = 0; i <= pieces; i++) cuts.push_back(count * i / pieces);
-  return cuts;
-}
-
 const char* name_of(Algorithm a) {
   constexpr const char* names[] = {"doubling", "halving", "ring", "direct", "tree", "scatter-gather"};
   return names[int(a)];
@@ -121,12 +109,12 @@ Steps all_reduce_steps(Algorithm algorithm, int rank, int n, std::int64_t count)
     case Algorithm::doubling: doubling(s, rank, n, count); break;
     case Algorithm::halving: halving(s, rank, n, count); break;
     case Algorithm::ring:
-      ring_reduce(s, rank, n, cuts);
-      ring_gather(s, rank, n, cuts);
+      ring(s, rank, n, cuts, true);
+      ring(s, rank, n, cuts, false);
       break;
     case Algorithm::direct:
       direct_reduce(s, rank, n, cuts);
-      ring_gather(s, rank, n, cuts);
+      ring(s, rank, n, cuts, false);
       break;
     default: unfit(algorithm, "all_reduce");
   }
@@ -136,7 +124,7 @@ Steps all_reduce_steps(Algorithm algorithm, int rank, int n, std::int64_t count)
 Steps reduce_scatter_steps(Algorithm algorithm, int rank, int n, const Cuts& cuts) {
   Steps s;
   if (algorithm == Algorithm::ring)
-    ring_reduce(s, rank, n, cuts);
+    ring(s, rank, n, cuts, true);
   else if (algorithm == Algorithm::direct)
     direct_reduce(s, rank, n, cuts);
   else
@@ -146,7 +134,7 @@ Steps reduce_scatter_steps(Algorithm algorithm, int rank, int n, const Cuts& cut
 
 Steps all_gather_steps(int rank, int n, const Cuts& cuts) {
   Steps s;
-  ring_gather(s, rank, n, cuts);
+  ring(s, rank, n, cuts, false);
   return s;
 }
 
@@ -159,9 +147,9 @@ Steps broadcast_steps(Algorithm algorithm, int rank, int n, std::int64_t count, 
     down_the_tree(s, rank, n, root, [&](int v, int width) {
       return Piece{cuts[std::size_t(v)], cuts[std::size_t(v + width)]};
     });
-    Steps ring;
-    ring_gather(ring, around(rank - root, n), n, cuts);
-    for (Step& step : ring.list) {
+    Steps pieces;
+    ring(pieces, around(rank - root, n), n, cuts, false);
+    for (Step& step : pieces.list) {
       step.to = around(step.to + root, n);
       step.from = around(step.from + root, n);
       s.list.push_back(step);

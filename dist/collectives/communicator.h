@@ -55,6 +55,19 @@ enum class Combine : std::uint8_t { sum, max };
 using Cuts = std::vector<std::int64_t>;
 Cuts even_cuts(std::int64_t count, int pieces);
 
+// A call of a communicator. Its arguments were checked, and its cuts are set.
+struct Call {
+  enum class Kind : std::uint8_t { send, recv, broadcast, all_reduce, reduce_scatter, all_gather, barrier };
+  Kind kind = Kind::barrier;
+  Buffer data = {};
+  Combine combine = Combine::sum;
+  int peer = 0;    // the root of a broadcast; the other rank of a message
+  int tag = 0;     // of a message
+  Cuts cuts = {};  // of reduce_scatter and all_gather
+
+  bool is_message() const { return kind <= Kind::recv; }
+};
+
 // An operation in progress. Destroying it abandons the operation. Do so only after a failure: the other ranks wait for
 // it.
 class Work {
@@ -66,9 +79,19 @@ class Work {
     virtual bool advance() = 0;
     // Makes progress until the operation is complete.
     virtual void wait() = 0;
+    // The Work is destroyed before a call of these two has reported the end.
+    virtual void abandon() noexcept {}
   };
   Work() = default;  // nothing to do
-  explicit Work(std::unique_ptr<Operation> operation) : operation_(std::move(operation)) {}
+  explicit Work(std::shared_ptr<Operation> operation) : operation_(std::move(operation)) {}
+  Work(Work&&) = default;
+  Work& operator=(Work other) noexcept {
+    operation_.swap(other.operation_);
+    return *this;
+  }
+  ~Work() {
+    if (operation_) operation_->abandon();
+  }
   bool done() {
     if (operation_ && operation_->advance()) operation_.reset();
     return !operation_;
@@ -79,7 +102,7 @@ class Work {
   }
 
  private:
-  std::unique_ptr<Operation> operation_;
+  std::shared_ptr<Operation> operation_;
 };
 
 // The ranks of a communicator, and their liveness. Communicators that use another one share its group.
@@ -110,17 +133,19 @@ class Communicator {
 
   // Between two ranks. Messages with the same tag arrive in the order of sending. Their type and count must be those
   // that the receiver expects.
-  virtual Work send(int to, Buffer data, int tag = 0) = 0;
-  virtual Work recv(int from, Buffer data, int tag = 0) = 0;
+  Work send(int to, Buffer data, int tag = 0);
+  Work recv(int from, Buffer data, int tag = 0);
 
   // All ranks. The results are the same on every rank, bit for bit.
-  virtual Work broadcast(Buffer data, int root) = 0;
-  virtual Work all_reduce(Buffer data, Combine combine = Combine::sum) = 0;
+  Work broadcast(Buffer data, int root);
+  Work all_reduce(Buffer data, Combine combine = Combine::sum);
   // In place. Every rank has all of `data`; afterwards this rank's piece is reduced and the other pieces are undefined.
-  virtual Work reduce_scatter(Buffer data, Combine combine = Combine::sum, const Cuts& cuts = {}) = 0;
+  Work reduce_scatter(Buffer data, Combine combine = Combine::sum, Cuts cuts = {});
   // In place. This rank's piece of `data` is set; afterwards all pieces are.
-  virtual Work all_gather(Buffer data, const Cuts& cuts = {}) = 0;
-  virtual Work barrier() = 0;
+  Work all_gather(Buffer data, Cuts cuts = {});
+  Work barrier() { return begin({}); }
+  // Begins a call with checked arguments: one of these seven, or a part of one from another communicator.
+  virtual Work begin(const Call& call) = 0;
 
   // One communicator for each colour, its ranks ordered by (key, current rank); null if the colour is negative. Every
   // rank calls it, and it waits for all.
@@ -143,6 +168,7 @@ class Communicator {
   virtual Traffic traffic() const = 0;
 
  private:
+  Cuts checked(Cuts cuts, Buffer data) const;
   std::shared_ptr<Group> group_;
 };
 

@@ -2,68 +2,32 @@
 
 #include <algorithm>
 #include <chrono>
-#include <deque>
-#include <functional>
 #include <thread>
 
 #include "dist/collectives/node.h"
+#include "dist/collectives/operations.h"
 
 namespace tandem {
 namespace {
 
-class Hierarchy;
-
-// Executes Works one after the other.
-class Stages : public Work::Operation {
- public:
-  Stages(Hierarchy& all, std::vector<std::function<Work()>> stages) : all_(all), stages_(std::move(stages)) {}
-  ~Stages() override;
-  bool advance() override;
-  void wait() override;
-
- private:
-  friend class Hierarchy;
-  bool over() const { return done_ == stages_.size(); }
-  bool carry_on(std::size_t before);  // `before`: stages begun by the collective before this one
-  Hierarchy& all_;
-  std::vector<std::function<Work()>> stages_;
-  std::size_t begun_ = 0, done_ = 0;
-  Work work_;
-};
-
-class Hierarchy : public Communicator {
+class Hierarchy : public QueuedCommunicator {
  public:
   Hierarchy(std::unique_ptr<Communicator> base, std::unique_ptr<Communicator> lane,
             std::unique_ptr<Communicator> scatter, std::unique_ptr<Communicator> gather, int host)
-      : Communicator(base->group()),
+      : QueuedCommunicator(base->group()),
         host_(host),
         base_(std::move(base)),
         lane_(std::move(lane)),
         scatter_(std::move(scatter)),
         gather_(std::move(gather)) {}
-  Work send(int to, Buffer data, int tag) override { return base_->send(to, data, tag); }
-  Work recv(int from, Buffer data, int tag) override { return base_->recv(from, data, tag); }
-  Work broadcast(Buffer data, int root) override { return base_->broadcast(data, root); }
-  Work reduce_scatter(Buffer data, Combine combine, const Cuts& cuts) override {
-    return base_->reduce_scatter(data, combine, cuts);
+
+  Work begin(const Call& call) override {
+    if (call.kind != Kind::all_reduce) return base_->begin(call);
+    return add(std::make_shared<AllReduce>(*this, call, header_of(call, 0)));
   }
-  Work all_gather(Buffer data, const Cuts& cuts) override { return base_->all_gather(data, cuts); }
-  Work barrier() override { return base_->barrier(); }
   std::unique_ptr<Communicator> split(int color, int key) override {
     auto part = base_->split(color, key);
     return part ? hierarchy(std::move(part), host_) : nullptr;
-  }
-
-  Work all_reduce(Buffer data, Combine combine) override {
-    const Cuts cuts = even_cuts(data.count, scatter_->size());
-    const auto me = std::size_t(scatter_->rank());
-    const Buffer mine{data.at(cuts[me]), cuts[me + 1] - cuts[me], data.dtype};
-    auto stages = std::make_unique<Stages>(
-        *this, std::vector<std::function<Work()>>{[=, this] { return scatter_->reduce_scatter(data, combine, cuts); },
-                                                  [=, this] { return lane_->all_reduce(mine, combine); },
-                                                  [=, this] { return gather_->all_gather(data, cuts); }});
-    queue_.push_back(stages.get());
-    return Work(std::move(stages));
   }
 
   // The host's ranks signal by a futex, and the other hosts by a descriptor. No call waits for both, so the sleeps are
@@ -76,42 +40,46 @@ class Hierarchy : public Communicator {
     return {base.bytes, "shared memory, and between hosts " + base.transport};
   }
 
-  void carry_on() {
-    std::size_t before = 3;
-    for (Stages* s : queue_) {
-      s->carry_on(before);
-      before = s->begun_;
-    }
-    while (!queue_.empty() && queue_.front()->over()) queue_.pop_front();
-  }
-  std::deque<Stages*> queue_;
-
  private:
+  struct AllReduce : Operation {
+    using Operation::Operation;
+    int begun = 0;  // stages
+    Work stage;
+  };
+  static constexpr int stages = 3;
+
+  Work begin_stage(int number, const Call& call) {
+    const Cuts cuts = even_cuts(call.data.count, scatter_->size());
+    if (number == 0) return scatter_->reduce_scatter(call.data, call.combine, cuts);
+    if (number == 2) return gather_->all_gather(call.data, cuts);
+    const auto me = std::size_t(scatter_->rank());
+    return lane_->all_reduce({call.data.at(cuts[me]), cuts[me + 1] - cuts[me], call.data.dtype}, call.combine);
+  }
+  // A stage begins when the operation before has begun it.
+  bool carry_on() override {
+    bool moved = false;
+    int before = stages;
+    for (const auto& each : operations_) {
+      auto& o = static_cast<AllReduce&>(*each);
+      while (!o.over && o.stage.done()) {
+        if (o.begun == stages)
+          o.over = true;
+        else if (o.begun < before)
+          o.stage = begin_stage(o.begun++, o.call);
+        else
+          break;
+        moved = true;
+      }
+      before = o.begun;
+    }
+    while (!operations_.empty() && operations_.front()->over) operations_.pop_front();
+    return moved;
+  }
+  void check(Operation&) override {}  // the stages do that
+
   int host_;
   std::unique_ptr<Communicator> base_, lane_, scatter_, gather_;
 };
-
-Stages::~Stages() {
-  if (auto at = std::find(all_.queue_.begin(), all_.queue_.end(), this); at != all_.queue_.end()) all_.queue_.erase(at);
-}
-bool Stages::carry_on(std::size_t before) {
-  while (!over()) {
-    if (begun_ == done_) {
-      if (begun_ >= before) return false;
-      work_ = stages_[begun_++]();
-    }
-    if (!work_.done()) return false;
-    done_++;
-  }
-  return true;
-}
-bool Stages::advance() {
-  all_.carry_on();
-  return over();
-}
-void Stages::wait() {
-  while (!advance()) all_.rest();
-}
 
 }  // namespace
 

@@ -18,17 +18,20 @@ namespace {
 struct Room;
 
 struct PendingMessage : Wire::Request {  // one side of a message
-  PendingMessage(std::shared_ptr<Room> room, int from, int to, const Header& header, void* data, std::size_t bytes)
-      : room(std::move(room)), from(from), to(to), header(header), data(data), bytes(bytes) {}
+  PendingMessage(std::shared_ptr<Room> room, bool sends, int from, int to, const Header& header, void* data,
+                 std::size_t bytes)
+      : room(std::move(room)), sends(sends), from(from), to(to), header(header), data(data), bytes(bytes) {}
   ~PendingMessage() override;
   bool done() override;
+  int owner() const { return sends ? from : to; }
+  int peer() const { return sends ? to : from; }
 
   std::shared_ptr<Room> room;
+  bool sends;
   int from, to;
   Header header;
   void* data;
   std::size_t bytes;
-  std::list<PendingMessage*>* waits_in = nullptr;  // until it is matched or abandoned
   std::atomic<bool> finished{false};
   std::string error;  // written before `finished`
   int culprit = -1;
@@ -36,7 +39,6 @@ struct PendingMessage : Wire::Request {  // one side of a message
 
 struct Room {
   struct Side {
-    std::list<PendingMessage*> sends, receives;  // to this rank
     WaitForEdge edge;
     bool woken = false, stopped = false;
     std::uint64_t events = 0, seen = 0;
@@ -60,12 +62,17 @@ struct Room {
     for (std::size_t r = 0; r < sides.size(); r++) notify(int(r));
   }
 
-  // Completes a message: both sides have arrived.
-  void match(PendingMessage& send, PendingMessage& recv) {
+  // Completes the message if its other side has arrived.
+  void post(PendingMessage& mine) {
+    const auto other = std::find_if(waiting.begin(), waiting.end(), [&](const PendingMessage* p) {
+      return p->sends != mine.sends && p->from == mine.from && p->to == mine.to && p->header.matches(mine.header);
+    });
+    if (other == waiting.end()) return waiting.push_back(&mine);
+    PendingMessage &send = mine.sends ? mine : **other, &recv = mine.sends ? **other : mine;
+    waiting.erase(other);
     if (!send.header.agrees(recv.header) || send.bytes != recv.bytes) {
-      disagree(send.header, send.from, recv.header, recv.to, &recv);
-      send.error = recv.error;
-      send.culprit = recv.culprit;
+      send.error = recv.error = mismatch(name(send.from), send.header, name(recv.to), recv.header);
+      send.culprit = recv.culprit = send.from;
     } else if (send.bytes > 0) {
       std::memcpy(recv.data, send.data, send.bytes);
     }
@@ -75,22 +82,13 @@ struct Room {
   }
   // Removes the messages of a killed rank at once. Otherwise others could match some of them while it unwinds.
   void forget(int rank) {
-    for (std::size_t r = 0; r < sides.size(); r++)
-      for (auto* list : {&sides[r].sends, &sides[r].receives})
-        std::erase_if(*list, [&](PendingMessage* p) {
-          const bool its = rank == (list == &sides[r].sends ? p->from : p->to);
-          if (its) p->waits_in = nullptr;
-          return its;
-        });
+    std::erase_if(waiting, [&](const PendingMessage* p) { return p->owner() == rank; });
   }
   static std::string name(int rank) { return "rank " + std::to_string(rank); }
-  static void disagree(const Header& a, int rank_a, const Header& b, int rank_b, PendingMessage* pending) {
-    pending->error = name(rank_a) + " calls " + describe(a) + " where " + name(rank_b) + " calls " + describe(b);
-    pending->culprit = rank_a;
-  }
 
   std::mutex mutex;
   std::vector<Side> sides;
+  std::list<PendingMessage*> waiting;  // whose other side has not arrived, in the order of the calls
   std::map<std::pair<std::uint64_t, std::uint32_t>, Announced> announced;
   InProcessOptions options;
   std::int64_t messages = 0;
@@ -101,7 +99,7 @@ struct Room {
 
 PendingMessage::~PendingMessage() {
   std::lock_guard lock(room->mutex);
-  if (waits_in) waits_in->remove(this);
+  if (!finished) room->waiting.remove(this);
 }
 
 bool PendingMessage::done() {
@@ -124,7 +122,7 @@ class InProcessWire : public Wire {
 
   std::unique_ptr<Request> send(int to, const Header& header, const void* data, std::size_t bytes) override {
     // Outlives the lock
-    auto pending = std::make_unique<PendingMessage>(room_, rank_, to, header, const_cast<void*>(data), bytes);
+    auto pending = std::make_unique<PendingMessage>(room_, true, rank_, to, header, const_cast<void*>(data), bytes);
     std::unique_lock lock(room_->mutex);
     bytes_ += bytes;
     if (room_->messages++ == room_->options.fault.at) {
@@ -142,20 +140,14 @@ class InProcessWire : public Wire {
           throw CommunicationError(room_->failed_rank, room_->failed);
       }
     }
-    if (PendingMessage* receive = first_of(room_->of(to).receives, *pending))
-      room_->match(*pending, *receive);
-    else
-      wait_in(room_->of(to).sends, *pending);
+    room_->post(*pending);
     return pending;
   }
 
   std::unique_ptr<Request> recv(int from, const Header& header, void* data, std::size_t bytes) override {
-    auto pending = std::make_unique<PendingMessage>(room_, from, rank_, header, data, bytes);
+    auto pending = std::make_unique<PendingMessage>(room_, false, from, rank_, header, data, bytes);
     std::lock_guard lock(room_->mutex);
-    if (PendingMessage* send = first_of(room_->of(rank_).sends, *pending))
-      room_->match(*send, *pending);
-    else
-      wait_in(room_->of(rank_).receives, *pending);
+    room_->post(*pending);
     return pending;
   }
 
@@ -164,12 +156,10 @@ class InProcessWire : public Wire {
     Room::Side& mine = room_->of(rank_);
     mine.seen = mine.events;
     if (!room_->failed.empty()) throw CommunicationError(room_->failed_rank, room_->failed);
-    for (PendingMessage* p : mine.receives)
-      if (room_->of(p->from).edge.left) left(p->from, p->header);
-    for (std::size_t r = 0; r < room_->sides.size(); r++)
-      if (room_->sides[r].edge.left)
-        for (PendingMessage* p : room_->sides[r].sends)
-          if (p->from == rank_) left(int(r), p->header);
+    for (const PendingMessage* p : room_->waiting)
+      if (p->owner() == rank_ && room_->of(p->peer()).edge.left)
+        throw CommunicationError(p->peer(), describe(p->header) + ": " + Room::name(rank_) + " waits for " +
+                                                Room::name(p->peer()) + ", which has left");
   }
 
   void rest(int) override {
@@ -191,10 +181,8 @@ class InProcessWire : public Wire {
     auto [entry, first] =
         room_->announced.try_emplace({header.context, header.number}, Room::Announced{header, rank_, ranks});
     Room::Announced& a = entry->second;
-    if (!first && (a.header.kind != header.kind || !a.header.agrees(header))) {
-      throw CommunicationError(rank_, Room::name(rank_) + " calls " + describe(header) + " where " +
-                                          Room::name(a.rank) + " calls " + describe(a.header));
-    }
+    if (!first && (a.header.kind != header.kind || !a.header.agrees(header)))
+      throw CommunicationError(rank_, mismatch(Room::name(rank_), header, Room::name(a.rank), a.header));
     if (--a.ranks == 0) room_->announced.erase(entry);
   }
   void report_wait(const WaitForEdge& edge) override {
@@ -234,25 +222,6 @@ class InProcessWire : public Wire {
     for (const Room::Side& s : room_->sides) all.push_back(s.edge);
     all[std::size_t(rank_)].waits_for = waits_for;
     return culprit(all, rank_);
-  }
-  // Removes the first message that matches `pending` from the list, and returns it; null: there is none.
-  static PendingMessage* first_of(std::list<PendingMessage*>& list, const PendingMessage& pending) {
-    auto match = std::find_if(list.begin(), list.end(), [&](PendingMessage* p) {
-      return p->from == pending.from && p->header.matches(pending.header);
-    });
-    if (match == list.end()) return nullptr;
-    PendingMessage* found = *match;
-    list.erase(match);
-    found->waits_in = nullptr;
-    return found;
-  }
-  static void wait_in(std::list<PendingMessage*>& list, PendingMessage& pending) {
-    list.push_back(&pending);
-    pending.waits_in = &list;
-  }
-  [[noreturn]] void left(int rank, const Header& header) {
-    throw CommunicationError(
-        rank, describe(header) + ": " + Room::name(rank_) + " waits for " + Room::name(rank) + ", which has left");
   }
 
   std::shared_ptr<Room> room_;

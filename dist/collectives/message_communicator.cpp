@@ -2,36 +2,28 @@
 // next one is in flight.
 #include <algorithm>
 #include <bit>
-#include <chrono>
-#include <cmath>
 #include <cstring>
 #include <deque>
 #include <numeric>
 #include <utility>
 
+#include "core/clock.h"
 #include "core/text.h"
 #include "dist/collectives/algorithms.h"
-#include "dist/collectives/wire.h"
+#include "dist/collectives/operations.h"
 
 namespace tandem {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 // A chunk with its header is one fragment of UCX over TCP (64 KiB), which needs no reassembly.
 constexpr std::size_t chunk_bytes = 60 << 10;
 
-class Collective;
-
 // The state that all communicators of a rank share.
-struct Shared {
+struct Shared : OperationQueue {
   std::shared_ptr<Wire> wire;
   double deadline = 300;
   ChoiceTable table;
-  std::vector<Collective*> under_way;  // a wait for one advances all: another rank may wait for any
   std::uint64_t finished = 0;
-  std::string broken;  // the failure; empty: none
-  int culprit = -1;
   std::vector<std::unique_ptr<std::byte[]>> spare;  // each for one chunk to combine
 
   std::unique_ptr<std::byte[]> staging() {
@@ -41,31 +33,19 @@ struct Shared {
     return last;
   }
 
-  // A failure is sent to the others once. Afterwards every call here fails with the same text.
-  template <class F>
-  void try_to(const F& body) {
-    if (!broken.empty()) throw CommunicationError(culprit, broken);
-    try {
-      body();
-    } catch (const CommunicationError& e) {
-      fail(e.rank, e.what());
-      throw;
-    }
-  }
-  void fail(int who, const std::string& text) {
-    if (!broken.empty()) return;
-    broken = text;
-    culprit = who;
-    wire->fail(who, text);
-  }
+ private:
+  bool carry_on() override;
+  void check(Operation& operation) override;
+  void rest_for(Operation& operation) override;
+  void report_failure(int culprit, const std::string& text) override { wire->fail(culprit, text); }
 };
 
 struct MessageGroup : Group {
-  MessageGroup(std::shared_ptr<Shared> job, std::vector<int> ranks, int rank, std::uint64_t context)
-      : Group(rank, int(ranks.size())), job(std::move(job)), ranks(std::move(ranks)), context(context) {}
+  MessageGroup(std::shared_ptr<Shared> job, std::vector<int> ranks, int rank)
+      : Group(rank, int(ranks.size())), job(std::move(job)), ranks(std::move(ranks)) {}
   std::string where(int r) const override { return job->wire->where(ranks[std::size_t(r)]); }
   void check() override {
-    job->try_to([&] {
+    job->guarded([&] {
       int gone = -1;
       for (int r = size - 1; r >= 0; r--)
         if (r != rank && job->wire->left(ranks[std::size_t(r)])) gone = r;
@@ -79,55 +59,71 @@ struct MessageGroup : Group {
 
   std::shared_ptr<Shared> job;
   std::vector<int> ranks;  // in the job
-  std::uint64_t context;
-  std::uint32_t number = 0;
 };
 
 // ---- one operation in progress --------------------------------------------------------------------------------------
-class Collective : public Work::Operation {
+class Collective : public OperationQueue::Operation {
  public:
   static constexpr std::size_t window = 16;  // chunks in flight in each direction
 
-  Collective(std::shared_ptr<MessageGroup> group, const Header& header, Buffer data, Steps steps)
-      : group_(std::move(group)),
+  Collective(std::shared_ptr<MessageGroup> group, const Call& call, const Header& header, Steps steps)
+      : Operation(*group->job, call, header),
+        group_(std::move(group)),
         job_(*group_->job),
         wire_(*job_.wire),
-        header_(header),
-        data_(data),
         steps_(std::move(steps)),
-        in_(steps_.list, &Step::from, &Step::in, std::int64_t(chunk_bytes / size_of(data.dtype))),
-        out_(steps_.list, &Step::to, &Step::out, std::int64_t(chunk_bytes / size_of(data.dtype))) {
-    if (data.dtype == DType::bf16 && steps_.wide_steps > 0) {
+        in_(steps_.list, &Step::from, &Step::in, std::int64_t(chunk_bytes / size_of(call.data.dtype))),
+        out_(steps_.list, &Step::to, &Step::out, std::int64_t(chunk_bytes / size_of(call.data.dtype))) {
+    if (call.data.dtype == DType::bf16 && steps_.wide_steps > 0) {
       wide_.resize(std::size_t(steps_.wide.length()));
-      widen(wide_.data(), reinterpret_cast<const bf16*>(data_.at(steps_.wide.begin)), steps_.wide.length());
+      widen(wide_.data(), reinterpret_cast<const bf16*>(call.data.at(steps_.wide.begin)), steps_.wide.length());
     }
-    job_.try_to([&] {
-      if (header.kind != Kind::message) wire_.announce(header, group_->size);
-      post();
-    });
-    job_.under_way.push_back(this);
-  }
-  ~Collective() override { std::erase(job_.under_way, this); }
-
-  bool advance() override {
-    job_.try_to([&] {
-      wire_.progress();
-      for (Collective* each : job_.under_way) each->carry_on();
-      if (over()) return;
-      const double waited = seconds();
-      if (waited > job_.deadline) too_late();
-      if (waited > 0.5) wire_.report_wait(edge());
-    });
-    return over();
+    if (!call.is_message()) wire_.announce(header, group_->size);
+    post();
+    over = in_.over() && out_.over();
   }
 
-  void wait() override {
-    while (!advance()) {
-      wire_.report_wait(edge());
-      wire_.rest(100);  // this thread has nothing else to do, and a sleep costs more than a message
-    }
-    wire_.report_wait({});
+  // Returns true if a chunk has moved.
+  bool carry_on() {
+    bool moved = false;
+    auto moves = [&] {
+      if (!std::exchange(moved, true)) wire_.report_wait({});  // before progress: the rank may be stopped in it
+    };
+    do {
+      while (!out_.under_way.empty() && out_.under_way.front().request->done()) {
+        moves();
+        out_.end();
+      }
+      in_waits_for_out_ = false;
+      while (!in_.under_way.empty() && in_.under_way.front().request->done()) {
+        const Stream::Chunk c = in_.done();
+        std::unique_ptr<std::byte[]>& staging = in_.under_way.front().staging;
+        if (staging && (in_waits_for_out_ = !may_change(c))) break;
+        moves();
+        if (staging) {
+          combine(c, staging.get());
+          job_.spare.push_back(std::move(staging));
+        }
+        in_.end();
+      }
+    } while (post());
+    if (!moved) return false;
+    since_ = Clock::now();
+    over = in_.over() && out_.over();
+    job_.finished += over;
+    return true;
   }
+  void check() {
+    const double waited = seconds_since(since_);
+    if (waited > job_.deadline) {
+      const int waits_for = rank_in_job(awaited());
+      wire_.waited_too_long(waits_for, describe(header) + ": " + wire_.where(wire_.rank()) +
+                                           " has heard nothing from " + wire_.where(waits_for) + " for " +
+                                           digits(job_.deadline) + " s");
+    }
+    if (waited > 0.5) report();
+  }
+  void report() { wire_.report_wait({rank_in_job(awaited()), job_.finished << 16 | in_.done().step, false, header}); }
 
  private:
   // The data of one direction: the pieces of all steps, one after the other, in chunks.
@@ -195,8 +191,6 @@ class Collective : public Work::Operation {
     Chunk next_, done_;
   };
 
-  bool over() const { return in_.over() && out_.over(); }
-  double seconds() const { return std::chrono::duration<double>(Clock::now() - since_).count(); }
   int awaited() const {
     const bool for_in = !in_.over() && !in_waits_for_out_ && (out_.over() || !in_.under_way.empty());
     return for_in ? in_.peer(in_.done()) : out_.peer(out_.done());
@@ -205,13 +199,13 @@ class Collective : public Work::Operation {
   // Steps overlap: a chunk is sent when its data is complete, and received when the data that it replaces was sent.
   bool may_leave(Stream::Chunk c) const {
     // A barrier has no elements that define the dependencies.
-    if (header_.kind == Kind::barrier) return in_.done().step >= c.step;
+    if (header.kind == Kind::barrier) return in_.done().step >= c.step;
     return !in_.awaits(out_.piece(c), c.step);
   }
   bool may_change(Stream::Chunk c) const { return !out_.awaits(in_.piece(c), c.step + 1); }
 
   bool post() {
-    const std::size_t size = size_of(data_.dtype);
+    const std::size_t size = size_of(call.data.dtype);
     bool posted = false;
     for (; in_.may_begin(); posted = true) {
       const Stream::Chunk c = in_.next();
@@ -220,74 +214,32 @@ class Collective : public Work::Operation {
       if (!staged && (in_.awaits(p, c.step) || !may_change(c))) break;
       Stream::UnderWay u;
       if (staged) u.staging = job_.staging();
-      void* to = staged ? u.staging.get() : data_.at(p.begin);
-      u.request = wire_.recv(rank_in_job(in_.peer(c)), header_, to, std::size_t(p.length()) * size);
+      void* to = staged ? u.staging.get() : call.data.at(p.begin);
+      u.request = wire_.recv(rank_in_job(in_.peer(c)), header, to, std::size_t(p.length()) * size);
       in_.begin(std::move(u));
     }
     for (; out_.may_begin() && may_leave(out_.next()); posted = true) {
       const Piece p = out_.piece(out_.next());
-      out_.begin({nullptr, wire_.send(rank_in_job(out_.peer(out_.next())), header_, data_.at(p.begin),
+      out_.begin({nullptr, wire_.send(rank_in_job(out_.peer(out_.next())), header, call.data.at(p.begin),
                                       std::size_t(p.length()) * size)});
     }
     return posted;
   }
 
-  void carry_on() {
-    if (over()) return;
-    bool moved = false;
-    auto moves = [&] {
-      if (!std::exchange(moved, true)) wire_.report_wait({});  // before progress: the rank may be stopped in it
-    };
-    do {
-      while (!out_.under_way.empty() && out_.under_way.front().request->done()) {
-        moves();
-        out_.end();
-      }
-      in_waits_for_out_ = false;
-      while (!in_.under_way.empty() && in_.under_way.front().request->done()) {
-        const Stream::Chunk c = in_.done();
-        std::unique_ptr<std::byte[]>& staging = in_.under_way.front().staging;
-        if (staging && (in_waits_for_out_ = !may_change(c))) break;
-        moves();
-        if (staging) {
-          combine(c, staging.get());
-          job_.spare.push_back(std::move(staging));
-        }
-        in_.end();
-      }
-    } while (post());
-    if (!moved) return;
-    since_ = Clock::now();
-    if (over()) job_.finished++;
-  }
-
   void combine(Stream::Chunk c, const std::byte* from) {
     const Piece p = in_.piece(c);
     if (c.step >= steps_.wide_steps || wide_.empty())
-      return combine_elements(header_.combine, data_.dtype, data_.at(p.begin), from, p.length());
+      return combine_elements(header.combine, call.data.dtype, call.data.at(p.begin), from, p.length());
     float* wide = wide_.data() + (p.begin - steps_.wide.begin);
-    combine_wide(header_.combine, wide, reinterpret_cast<const bf16*>(from), p.length());
-    if (c.step + 1 == steps_.wide_steps) narrow(reinterpret_cast<bf16*>(data_.at(p.begin)), wide, p.length());
+    combine_wide(header.combine, wide, reinterpret_cast<const bf16*>(from), p.length());
+    if (c.step + 1 == steps_.wide_steps) narrow(reinterpret_cast<bf16*>(call.data.at(p.begin)), wide, p.length());
   }
 
-  WaitForEdge edge() const { return {rank_in_job(awaited()), job_.finished << 16 | in_.done().step, false, header_}; }
   int rank_in_job(int rank) const { return group_->ranks[std::size_t(rank)]; }
-
-  void too_late() {
-    const int waits_for = rank_in_job(awaited());
-    const int blamed = wire_.blame(waits_for);
-    if (wire_.works(blamed)) return;
-    std::string text = describe(header_) + ": " + wire_.where(wire_.rank()) + " has heard nothing from " +
-                       wire_.where(waits_for) + " for " + digits(job_.deadline) + " s";
-    if (blamed != waits_for) text += ", which waits for " + wire_.where(blamed);
-    throw CommunicationError(blamed, text);
-  }
 
   std::shared_ptr<MessageGroup> group_;
   Shared& job_;
   Wire& wire_;
-  Header header_;
-  Buffer data_;
   Steps steps_;
   std::vector<float> wide_;
   Clock::time_point since_ = Clock::now();
@@ -295,50 +247,37 @@ class Collective : public Work::Operation {
   bool in_waits_for_out_ = false;  // received data waits until the data that it changes was sent
 };
 
+bool Shared::carry_on() {
+  wire->progress();
+  bool moved = false;
+  for (auto at = operations_.begin(); at != operations_.end();) {
+    auto& operation = static_cast<Collective&>(**at);
+    moved = operation.carry_on() || moved;
+    // At once, because the next one may throw: a finished operation in the queue would keep the wire alive.
+    at = operation.over ? operations_.erase(at) : std::next(at);
+  }
+  return moved;
+}
+void Shared::check(Operation& operation) { static_cast<Collective&>(operation).check(); }
+void Shared::rest_for(Operation& operation) {
+  auto& waiting = static_cast<Collective&>(operation);
+  waiting.check();
+  waiting.report();
+  wire->rest(100);  // this thread has nothing else to do, and a sleep costs more than a message
+}
+
 // ---- the communicator -----------------------------------------------------------------------------------------------
 class MessageCommunicator : public Communicator {
  public:
-  explicit MessageCommunicator(std::shared_ptr<MessageGroup> group) : Communicator(group), group_(std::move(group)) {}
+  MessageCommunicator(std::shared_ptr<MessageGroup> group, std::uint64_t context)
+      : Communicator(group), group_(std::move(group)), context_(context) {}
 
-  Work send(int to, Buffer data, int tag) override {
-    check_peer(to, "send");
-    return begin(message(data, tag), data,
-                 {.list = {{.to = to, .out = {0, data.count}, .from = -1, .in = {}}}, .wide = {}});
-  }
-  Work recv(int from, Buffer data, int tag) override {
-    check_peer(from, "recv");
-    return begin(message(data, tag), data,
-                 {.list = {{.to = -1, .out = {}, .from = from, .in = {0, data.count}}}, .wide = {}});
-  }
-  Work broadcast(Buffer data, int root) override {
-    require(root >= 0 && root < size(), "broadcast: there is no rank ", root, " of ", size());
-    Header h = collective(Kind::broadcast, data, Combine::sum);
-    h.root = std::uint8_t(root);
-    return start(h, data, [&] {
-      return broadcast_steps(choose(group_->job->table.broadcast, data.bytes()), rank(), size(), data.count, root);
-    });
-  }
-  Work all_reduce(Buffer data, Combine combine) override {
-    return start(collective(Kind::all_reduce, data, combine), data, [&] {
-      Algorithm algorithm = choose(group_->job->table.all_reduce, data.bytes());
-      // Halving is for powers of two: with other sizes one rank would send the data of two.
-      if (algorithm == Algorithm::halving && !std::has_single_bit(unsigned(size()))) algorithm = Algorithm::ring;
-      if (data.dtype == DType::bf16 && algorithm != Algorithm::doubling) algorithm = Algorithm::direct;
-      return all_reduce_steps(algorithm, rank(), size(), data.count);
-    });
-  }
-  Work reduce_scatter(Buffer data, Combine combine, const Cuts& cuts) override {
-    return start(collective(Kind::reduce_scatter, data, combine), data, [&] {
-      return reduce_scatter_steps(data.dtype == DType::bf16 ? Algorithm::direct : Algorithm::ring, rank(), size(),
-                                  checked(cuts, data));
-    });
-  }
-  Work all_gather(Buffer data, const Cuts& cuts) override {
-    return start(collective(Kind::all_gather, data, Combine::sum), data,
-                 [&] { return all_gather_steps(rank(), size(), checked(cuts, data)); });
-  }
-  Work barrier() override {
-    return start(collective(Kind::barrier, {}, Combine::sum), {}, [&] { return barrier_steps(rank(), size()); });
+  Work begin(const Call& call) override {
+    if (size() == 1 && !call.is_message()) return {};
+    const Header header = header_of(call, call.is_message() ? 0 : ++number_, context_);
+    std::shared_ptr<Collective> operation;
+    group_->job->guarded([&] { operation = std::make_shared<Collective>(group_, call, header, steps_of(call)); });
+    return group_->job->add(std::move(operation));
   }
 
   std::unique_ptr<Communicator> split(int color, int key) override {
@@ -358,8 +297,8 @@ class MessageCommunicator : public Communicator {
     for (int& r : members) r = group_->ranks[std::size_t(r)];
     // The same on all members and different from every other communicator: a hash of its origin.
     const std::uint64_t context =
-        ((group_->context * 0x9e3779b97f4a7c15u) ^ group_->number) * 0x9e3779b97f4a7c15u + std::uint64_t(color);
-    return std::make_unique<MessageCommunicator>(std::make_shared<MessageGroup>(group_->job, members, me, context));
+        ((context_ * 0x9e3779b97f4a7c15u) ^ number_) * 0x9e3779b97f4a7c15u + std::uint64_t(color);
+    return std::make_unique<MessageCommunicator>(std::make_shared<MessageGroup>(group_->job, members, me), context);
   }
 
   void rest() override { group_->job->wire->rest(1); }
@@ -367,78 +306,35 @@ class MessageCommunicator : public Communicator {
   Traffic traffic() const override { return {group_->job->wire->bytes_sent(), group_->job->wire->transport()}; }
 
  private:
-  void check_peer(int peer, const char* what) const {
-    require(peer >= 0 && peer < size() && peer != rank(), what, ": rank ", rank(), " of ", size(),
-            " cannot exchange with ", peer);
-  }
-  Cuts checked(const Cuts& cuts, Buffer data) const {
-    if (cuts.empty()) return even_cuts(data.count, size());
-    require(int(cuts.size()) == size() + 1 && cuts.front() == 0 && cuts.back() == data.count &&
-                std::is_sorted(cuts.begin(), cuts.end()),
-            "cuts of ", data.count, " elements for ", size(), " ranks must be ", size() + 1,
-            " rising numbers from 0 to ", data.count);
-    return cuts;
-  }
-  Header message(Buffer data, int tag) const {
-    return {.context = group_->context, .number = std::uint32_t(tag), .dtype = data.dtype, .count = data.count};
-  }
-  Header collective(Kind kind, Buffer data, Combine combine) {
-    return {.context = group_->context,
-            .number = ++group_->number,
-            .kind = kind,
-            .dtype = data.dtype,
-            .combine = combine,
-            .count = data.count};
-  }
-  template <class MakeSteps>
-  Work start(const Header& header, Buffer data, const MakeSteps& steps) {
-    if (size() == 1) return {};
-    return begin(header, data, steps());
-  }
-  Work begin(const Header& header, Buffer data, Steps steps) {
-    return Work(std::make_unique<Collective>(group_, header, data, std::move(steps)));
+  Steps steps_of(const Call& call) const {
+    const Buffer& data = call.data;
+    const bool bf16_sums = data.dtype == DType::bf16;
+    switch (call.kind) {
+      case Kind::send: return {.list = {{.to = call.peer, .out = {0, data.count}, .from = -1, .in = {}}}, .wide = {}};
+      case Kind::recv: return {.list = {{.to = -1, .out = {}, .from = call.peer, .in = {0, data.count}}}, .wide = {}};
+      case Kind::broadcast:
+        return broadcast_steps(choose(group_->job->table.broadcast, data.bytes()), rank(), size(), data.count,
+                               call.peer);
+      case Kind::all_reduce: {
+        Algorithm algorithm = choose(group_->job->table.all_reduce, data.bytes());
+        // Halving is for powers of two: with other sizes one rank would send the data of two.
+        if (algorithm == Algorithm::halving && !std::has_single_bit(unsigned(size()))) algorithm = Algorithm::ring;
+        if (bf16_sums && algorithm != Algorithm::doubling) algorithm = Algorithm::direct;
+        return all_reduce_steps(algorithm, rank(), size(), data.count);
+      }
+      case Kind::reduce_scatter:
+        return reduce_scatter_steps(bf16_sums ? Algorithm::direct : Algorithm::ring, rank(), size(), call.cuts);
+      case Kind::all_gather: return all_gather_steps(rank(), size(), call.cuts);
+      default: return barrier_steps(rank(), size());
+    }
   }
 
   std::shared_ptr<MessageGroup> group_;
+  std::uint64_t context_;
+  std::uint32_t number_ = 0;
 };
 
 }  // namespace
-
-const char* name_of(Kind kind) {
-  constexpr const char* names[] = {"message", "broadcast", "all_reduce", "reduce_scatter", "all_gather", "barrier"};
-  return names[int(kind)];
-}
-
-std::string describe(const Header& h) {
-  std::string s = name_of(h.kind);
-  s += h.kind == Kind::message ? " with tag " : " #";
-  s += std::to_string(h.number);
-  if (h.kind == Kind::barrier) return s;
-  const bool reduces = h.kind == Kind::all_reduce || h.kind == Kind::reduce_scatter;
-  s += std::string(" (") + (reduces ? h.combine == Combine::sum ? "sum of " : "maximum of " : "") +
-       std::to_string(h.count) + " " + name_of(h.dtype);
-  if (h.kind == Kind::broadcast) s += " from rank " + std::to_string(h.root);
-  return s + ")";
-}
-
-int culprit(const std::vector<WaitForEdge>& all, int rank) {
-  std::vector<bool> seen(all.size());
-  int at = rank;
-  while (!seen[std::size_t(at)] && !all[std::size_t(at)].left && all[std::size_t(at)].waits_for >= 0) {
-    seen[std::size_t(at)] = true;
-    at = all[std::size_t(at)].waits_for;
-  }
-  const WaitForEdge& last = all[std::size_t(at)];
-  if (last.left || last.waits_for < 0) return at;
-  // `at` is on a cycle. At the widest gap the sender has made progress and the receiver has not.
-  auto gap = [&](int i) {
-    return std::int64_t(all[std::size_t(all[std::size_t(i)].waits_for)].steps - all[std::size_t(i)].steps);
-  };
-  int widest = at;
-  for (int i = last.waits_for; i != at; i = all[std::size_t(i)].waits_for)
-    if (gap(i) > gap(widest)) widest = i;
-  return all[std::size_t(widest)].waits_for;
-}
 
 Messages messages_under(const Communicator& communicator) {
   const auto* g = dynamic_cast<const MessageGroup*>(communicator.group().get());
@@ -454,7 +350,7 @@ std::unique_ptr<Communicator> over_messages(std::shared_ptr<Wire> wire, double d
   job->deadline = deadline;
   job->table = std::move(table);
   job->wire = std::move(wire);
-  return std::make_unique<MessageCommunicator>(std::make_shared<MessageGroup>(job, ranks, rank, 1));
+  return std::make_unique<MessageCommunicator>(std::make_shared<MessageGroup>(job, ranks, rank), 1);
 }
 
 }  // namespace tandem

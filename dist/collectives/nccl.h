@@ -1,5 +1,4 @@
-// NCCL: collectives between GPUs, by NVIDIA's library. It is loaded at the first use, so a program with one GPU needs
-// no libnccl.
+// NCCL: collectives between GPUs, by NVIDIA's library, if the build has it.
 //
 // NCCL waits without a deadline and does not notice the death of a rank on the same host. Its communicators are
 // therefore non-blocking. Waiting for a Work polls the library's error, the device's event, the failures known to the
@@ -8,22 +7,13 @@
 // count), so that an error names both calls when ranks differ.
 #pragma once
 #include <memory>
-#include <string>
 
 #include "core/backend.h"
 #include "dist/collectives/communicator.h"
 
 namespace tandem {
 
-struct NcclFunctions;  // dist/collectives/nccl_functions.h
-
-struct NcclLibrary {
-  int version = 0;                           // 22809 is 2.28.9; 0: not usable
-  std::string why_not = {};                  // the reason, if it is not usable
-  const NcclFunctions* functions = nullptr;  // valid as long as the program runs
-};
-// libnccl.so.2, loaded at the first call.
-const NcclLibrary& installed_nccl();
+int nccl_version();  // 22809 is 2.28.9; 0: this build has no NCCL
 
 struct NcclOptions {
   double deadline = 300;  // seconds that any wait may last
@@ -34,7 +24,7 @@ struct NcclOptions {
 // Before a call the device must be done with the buffer, and the buffer must stay unchanged until the Work is done.
 // Tags are ignored: messages between two ranks arrive in the order of sending. Ranks that send to each other must call
 // send and recv before they wait for either.
-std::unique_ptr<Communicator> over_nccl(const NcclLibrary& nccl, std::shared_ptr<Communicator> host, Backend& backend,
+std::unique_ptr<Communicator> over_nccl(std::shared_ptr<Communicator> host, Backend& backend,
                                         const NcclOptions& options = {});
 
 }  // namespace tandem

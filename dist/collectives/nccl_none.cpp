@@ -1,16 +1,12 @@
-// Linked if nccl.h is missing at build time.
+// Linked if the build has no NCCL.
 #include "dist/collectives/nccl.h"
 
 namespace tandem {
 
-const NcclLibrary& installed_nccl() {
-  static const NcclLibrary none{.why_not = "this build has no NCCL"};
-  return none;
-}
+int nccl_version() { return 0; }
 
-std::unique_ptr<Communicator> over_nccl(const NcclLibrary& nccl, std::shared_ptr<Communicator>, Backend&,
-                                        const NcclOptions&) {
-  fail("NCCL cannot be used: ", nccl.why_not);
+std::unique_ptr<Communicator> over_nccl(std::shared_ptr<Communicator>, Backend&, const NcclOptions&) {
+  fail("this build has no NCCL");
 }
 
 }  // namespace tandem

@@ -7,20 +7,17 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <climits>
 #include <cstring>
-#include <deque>
 #include <thread>
 #include <utility>
 
+#include "core/clock.h"
 #include "dist/collectives/node_memory.h"
-#include "dist/collectives/wire.h"
+#include "dist/collectives/operations.h"
 
 namespace tandem {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 // The operation that a rank begins, for comparison by the others.
 struct Intent {
@@ -49,13 +46,9 @@ void ring(ControlBlock& block) {
 
 class NodeCommunicator;
 
-class NodeOperation : public Work::Operation {
+class NodeOperation : public OperationQueue::Operation {
  public:
-  NodeOperation(NodeCommunicator& node, const Header& header, Buffer data, Cuts cuts = {})
-      : node_(node), header_(header), data_(data), cuts_(std::move(cuts)) {}
-  ~NodeOperation() override;
-  bool advance() override;
-  void wait() override;
+  NodeOperation(NodeCommunicator& node, const Call& call, const Header& header);
 
  private:
   friend class NodeCommunicator;
@@ -66,11 +59,10 @@ class NodeOperation : public Work::Operation {
   Piece open(int rank) const;
   std::uint64_t sent() const;
   std::size_t bytes(Piece p) const { return std::size_t(p.length()) * size_of(data_.dtype); }
+  Piece piece(int rank) const { return {call.cuts[std::size_t(rank)], call.cuts[std::size_t(rank) + 1]}; }
 
   NodeCommunicator& node_;
-  Header header_;
-  Buffer data_;
-  Cuts cuts_;
+  Buffer& data_ = call.data;
   enum class Way { undecided, barrier, small, in_place, slots } way_ = Way::undecided;
   std::int64_t round_ = 0, rounds_ = 1;
   std::uint64_t sequence_ = 0;
@@ -79,10 +71,10 @@ class NodeOperation : public Work::Operation {
   Clock::time_point since_;  // when the other ranks were first found missing
 };
 
-class NodeCommunicator : public Communicator {
+class NodeCommunicator : public QueuedCommunicator {
  public:
   explicit NodeCommunicator(std::unique_ptr<Communicator> base)
-      : Communicator(base->group()), base_(std::move(base)), ranks_(size()), rank_(rank()) {
+      : QueuedCommunicator(base->group()), base_(std::move(base)), ranks_(size()), rank_(rank()) {
     const Messages under = messages_under(*base_);
     wire_ = under.wire;
     job_ranks_ = under.job_ranks;
@@ -98,31 +90,14 @@ class NodeCommunicator : public Communicator {
     spins_per_yield_ = own_core ? 100 : 1;
   }
 
-  Work send(int to, Buffer data, int tag) override { return base_->send(to, data, tag); }
-  Work recv(int from, Buffer data, int tag) override { return base_->recv(from, data, tag); }
+  Work begin(const Call& call) override {
+    if (call.is_message()) return base_->begin(call);
+    return add(std::make_shared<NodeOperation>(*this, call, header_of(call, ++number_)));
+  }
   std::unique_ptr<Communicator> split(int color, int key) override {
     auto part = base_->split(color, key);
     return part ? on_node(std::move(part)) : nullptr;
   }
-  Work broadcast(Buffer data, int root) override {
-    require(root >= 0 && root < size(), "broadcast: there is no rank ", root, " of ", size());
-    Header h = header(Kind::broadcast, data, Combine::sum);
-    h.root = std::uint8_t(root);
-    return start(h, data, {});
-  }
-  Work all_reduce(Buffer data, Combine combine) override {
-    return start(header(Kind::all_reduce, data, combine), data, {});
-  }
-  Work reduce_scatter(Buffer data, Combine combine, const Cuts& cuts) override {
-    return start(header(Kind::reduce_scatter, data, combine), data,
-                 cuts.empty() ? even_cuts(data.count, ranks_) : cuts);
-  }
-  Work all_gather(Buffer data, const Cuts& cuts) override {
-    return start(header(Kind::all_gather, data, Combine::sum), data,
-                 cuts.empty() ? even_cuts(data.count, ranks_) : cuts);
-  }
-  Work barrier() override { return start(header(Kind::barrier, {}, Combine::sum), {}, {}); }
-
   std::shared_ptr<void> allocate(std::size_t bytes) override {
     const std::size_t each = (bytes + 4095) / 4096 * 4096;
     auto whole = share(each * std::size_t(ranks_));
@@ -174,25 +149,13 @@ class NodeCommunicator : public Communicator {
   }
   static std::string words_of(double communicator) { return std::to_string(std::uint64_t(communicator)); }
 
-  Header header(Kind kind, Buffer data, Combine combine) {
-    return {
-        .context = 0, .number = ++number_, .kind = kind, .dtype = data.dtype, .combine = combine, .count = data.count};
-  }
-  Work start(const Header& header, Buffer data, Cuts cuts) {
-    if (ranks_ == 1) return {};
-    auto operation = std::make_unique<NodeOperation>(*this, header, data, std::move(cuts));
-    queue_.push_back(operation.get());
-    return Work(std::move(operation));
-  }
-
+  NodeOperation& front() const { return static_cast<NodeOperation&>(*operations_.front()); }
   bool arrived(std::uint64_t sequence) const {
     for (int r = 0; r < ranks_; r++)
       if (control_blocks_[r].arrivals[sequence % 2].sequence.load(std::memory_order_acquire) < sequence) return false;
     return true;
   }
-  bool front_arrived() const {
-    return !queue_.empty() && queue_.front()->entered_ && arrived(queue_.front()->sequence_);
-  }
+  bool front_arrived() const { return !operations_.empty() && front().entered_ && arrived(front().sequence_); }
   int last_to_arrive(std::uint64_t sequence) const {
     for (int r = 0; r < ranks_; r++)
       if (control_blocks_[r].arrivals[sequence % 2].sequence.load() < sequence) return r;
@@ -220,46 +183,44 @@ class NodeCommunicator : public Communicator {
     return s.memory.get() + s.each * std::size_t(rank) + (place & ((std::int64_t(1) << 44) - 1));
   }
 
-  WaitForEdge edge(const NodeOperation& front) const {
-    return {job_ranks_[std::size_t(last_to_arrive(front.sequence_))], front.sequence_, false, front.header_};
+  void report_wait() {
+    const NodeOperation& o = front();
+    wire_->report_wait({job_ranks_[std::size_t(last_to_arrive(o.sequence_))], o.sequence_, false, o.header});
+    wait_reported_ = true;
   }
-  // Checks for failures of other ranks, and for waits beyond the deadline.
-  void look(NodeOperation& front) {
-    const int last = last_to_arrive(front.sequence_), job = job_ranks_[std::size_t(last)];
-    const bool gone = front.entered_ && last != rank_ && wire_->left(job) && !arrived(front.sequence_);
+  // Operations are executed one after the other: each waits for the front of the queue.
+  void check(Operation&) override {
+    NodeOperation& o = front();
+    const int last = last_to_arrive(o.sequence_), job = job_ranks_[std::size_t(last)];
+    const bool gone = o.entered_ && last != rank_ && wire_->left(job) && !arrived(o.sequence_);
     wire_->progress();  // after left(): a rank that fails reports it before it leaves
     if (gone)
       throw CommunicationError(
-          job, describe(front.header_) + ": " + where(rank_) + " waits for " + where(last) + ", which has left");
-    if (front.since_ == Clock::time_point()) front.since_ = Clock::now();
-    const double waited = std::chrono::duration<double>(Clock::now() - front.since_).count();
-    if (waited > 0.5) wire_->report_wait(edge(front)), wait_reported_ = true;
-    if (waited > deadline_) {
-      const int blamed = wire_->blame(job);
-      if (wire_->works(blamed)) return;
-      throw CommunicationError(blamed, describe(front.header_) + ": " + where(last) + " has not come for " +
-                                           std::to_string(int(deadline_)) + " s" +
-                                           (blamed == job ? "" : ", which waits for " + wire_->where(blamed)));
-    }
+          job, describe(o.header) + ": " + where(rank_) + " waits for " + where(last) + ", which has left");
+    if (o.since_ == Clock::time_point()) o.since_ = Clock::now();
+    const double waited = seconds_since(o.since_);
+    if (waited > 0.5) report_wait();
+    if (waited > deadline_)
+      wire_->waited_too_long(
+          job, describe(o.header) + ": " + where(last) + " has not come for " + std::to_string(int(deadline_)) + " s");
   }
-  // Makes progress on the front of the queue.
-  bool carry_on() {
+  void rest_for(Operation& operation) override {
+    for (int i = 1; i <= spins_; i++) {
+      if (i % spins_per_yield_ == 0) sched_yield();  // the awaited rank may need this core
+      if (carry_on()) return;
+    }
+    check(operation);
+    report_wait();
+    rest();
+  }
+  bool carry_on() override {
     bool moved = false;
-    while (!queue_.empty() && queue_.front()->step()) {
+    while (!operations_.empty() && front().step()) {
       moved = true;
-      if (queue_.front()->round_ == queue_.front()->rounds_) queue_.pop_front();
+      if (front().over) operations_.pop_front();
     }
     if (moved && std::exchange(wait_reported_, false)) wire_->report_wait({});
     return moved;
-  }
-  template <class F>
-  void try_to(const F& body) {
-    try {
-      body();
-    } catch (const CommunicationError& e) {
-      group()->fail(e.rank, e.what());
-      throw;
-    }
   }
 
   std::unique_ptr<Communicator> base_;
@@ -275,49 +236,21 @@ class NodeCommunicator : public Communicator {
   ControlBlock* control_blocks_;
   std::byte* slots_;
   std::vector<SharedSegment> segments_;
-  std::deque<NodeOperation*> queue_;  // executed one after the other, in the same order on all ranks
   std::uint64_t sequences_ = 0, uses_ = 0, bytes_ = 0;
   std::uint32_t number_ = 0, heard_ = 0;
   bool wait_reported_ = false;  // this rank's wait was reported to the others
 };
 
 // ---- an operation ---------------------------------------------------------------------------------------------------
-NodeOperation::~NodeOperation() {
-  auto at = std::find(node_.queue_.begin(), node_.queue_.end(), this);
-  if (at != node_.queue_.end()) node_.queue_.erase(at);
-}
-
-bool NodeOperation::advance() {
-  if (round_ == rounds_) return true;
-  node_.try_to([&] {
-    if (!node_.carry_on() && round_ != rounds_) node_.look(*node_.queue_.front());
-  });
-  return round_ == rounds_;
-}
-
-void NodeOperation::wait() {
-  node_.try_to([&] {
-    while (round_ != rounds_) {
-      bool moved = node_.carry_on();
-      for (int i = 1; i <= node_.spins_ && !moved; i++) {
-        if (i % node_.spins_per_yield_ == 0) sched_yield();  // the awaited rank may need this core
-        moved = node_.carry_on();
-      }
-      if (moved) continue;
-      NodeOperation& front = *node_.queue_.front();
-      node_.look(front);
-      node_.wire_->report_wait(node_.edge(front)), node_.wait_reported_ = true;
-      node_.rest();
-    }
-  });
-}
+NodeOperation::NodeOperation(NodeCommunicator& node, const Call& call, const Header& header)
+    : Operation(node, call, header), node_(node) {}
 
 bool NodeOperation::step() {
   if (!entered_) {
     sequence_ = ++node_.sequences_;
     if (round_ == 0) {
-      node_.control_blocks_[node_.rank_].arrivals[sequence_ % 2].intent = {header_, node_.place_of(data_)};
-      if (header_.kind != Kind::barrier && data_.bytes() <= small_bytes) way_ = Way::small;
+      node_.control_blocks_[node_.rank_].arrivals[sequence_ % 2].intent = {header, node_.place_of(data_)};
+      if (call.kind != Kind::barrier && data_.bytes() <= small_bytes) way_ = Way::small;
     }
     before();
     entered_ = true;
@@ -328,7 +261,7 @@ bool NodeOperation::step() {
   if (round_ == 0) decide(), node_.bytes_ += sent();
   after();
   entered_ = false;
-  round_++;
+  over = ++round_ == rounds_;
   return true;
 }
 
@@ -337,18 +270,17 @@ void NodeOperation::decide() {
   bool same_place = true;
   for (int r = 0; r < node_.ranks_; r++) {
     const Intent& theirs = intent(r);
-    if (theirs.header.kind != header_.kind || !theirs.header.agrees(header_))
-      throw CommunicationError(node_.job_ranks_[std::size_t(r)], node_.where(r) + " calls " + describe(theirs.header) +
-                                                                     " where " + node_.where(node_.rank_) + " calls " +
-                                                                     describe(header_));
+    if (theirs.header.kind != header.kind || !theirs.header.agrees(header))
+      throw CommunicationError(node_.job_ranks_[std::size_t(r)],
+                               mismatch(node_.where(r), theirs.header, node_.where(node_.rank_), header));
     same_place = same_place && theirs.place == intent(0).place && theirs.place >= 0;
   }
   if (way_ == Way::small) return;
-  if (header_.kind == Kind::barrier) {
+  if (call.kind == Kind::barrier) {
     way_ = Way::barrier;
     return;
   }
-  const bool reduces = header_.kind == Kind::all_reduce;
+  const bool reduces = call.kind == Kind::all_reduce;
   if (same_place) {
     way_ = Way::in_place;
     rounds_ = 2;  // the second: no rank uses another's memory any more
@@ -356,10 +288,9 @@ void NodeOperation::decide() {
   }
   way_ = Way::slots;
   std::int64_t longest = data_.count;
-  if (header_.kind == Kind::all_gather) {
+  if (call.kind == Kind::all_gather) {
     longest = 0;
-    for (int r = 0; r < node_.ranks_; r++)
-      longest = std::max(longest, cuts_[std::size_t(r) + 1] - cuts_[std::size_t(r)]);
+    for (int r = 0; r < node_.ranks_; r++) longest = std::max(longest, piece(r).length());
   }
   const auto per_slot = std::int64_t(slot_bytes / size_of(data_.dtype));
   rounds_ = 1 + (longest + per_slot - 1) / per_slot * (reduces ? 2 : 1);
@@ -369,23 +300,21 @@ void NodeOperation::decide() {
 std::uint64_t NodeOperation::sent() const {
   const auto others = std::uint64_t(node_.ranks_ - 1), all = std::uint64_t(data_.bytes()),
              share = all / std::uint64_t(node_.ranks_);
-  auto piece = [&] { return bytes({cuts_[std::size_t(node_.rank_)], cuts_[std::size_t(node_.rank_) + 1]}); };
-  switch (header_.kind) {
-    case Kind::broadcast: return header_.root == node_.rank_ ? others * all : 0;
+  switch (call.kind) {
+    case Kind::broadcast: return call.peer == node_.rank_ ? others * all : 0;
     case Kind::all_reduce: return 2 * others * share;
-    case Kind::reduce_scatter: return all - piece();
-    case Kind::all_gather: return others * piece();
+    case Kind::reduce_scatter: return all - bytes(piece(node_.rank_));
+    case Kind::all_gather: return others * bytes(piece(node_.rank_));
     default: return 0;
   }
 }
 
 // Elements of rank r's buffer that others can read in this round: all that it contributes, or as many as a slot holds.
 Piece NodeOperation::open(int r) const {
-  const bool pieces = header_.kind == Kind::all_gather;
-  const Piece whole{pieces ? cuts_[std::size_t(r)] : 0, pieces ? cuts_[std::size_t(r) + 1] : data_.count};
+  const Piece whole = call.kind == Kind::all_gather ? piece(r) : Piece{0, data_.count};
   if (way_ != Way::slots) return whole;
   const auto per_slot = std::int64_t(slot_bytes / size_of(data_.dtype));
-  const std::int64_t from = whole.begin + (round_ - 1) / (header_.kind == Kind::all_reduce ? 2 : 1) * per_slot;
+  const std::int64_t from = whole.begin + (round_ - 1) / (call.kind == Kind::all_reduce ? 2 : 1) * per_slot;
   return {std::min(from, whole.end), std::min(from + per_slot, whole.end)};
 }
 
@@ -413,10 +342,10 @@ Piece share(std::int64_t count, int rank, int ranks, std::int64_t line = 64) {
 
 void NodeOperation::before() {
   const int me = node_.rank_;
-  const bool second = header_.kind == Kind::all_reduce && round_ > 0 && round_ % 2 == 0;  // the slots hold sums
+  const bool second = call.kind == Kind::all_reduce && round_ > 0 && round_ % 2 == 0;  // the slots hold sums
   if ((way_ != Way::small && way_ != Way::slots) || second) return;
   slot_ = int(node_.uses_++ % 2);
-  if (header_.kind == Kind::broadcast && header_.root != me) return;
+  if (call.kind == Kind::broadcast && call.peer != me) return;
   if (const Piece p = open(me); p.length() > 0) std::memcpy(node_.slot(me, slot_), data_.at(p.begin), bytes(p));
 }
 
@@ -436,7 +365,7 @@ void NodeOperation::after() {
   auto combine = [&](Piece p, auto&& into, auto&& then) {  // block by block: into(block) = the sum; then(block)
     for (Piece b{p.begin, 0}; b.begin < p.end; b.begin = b.end) {
       b.end = std::min(b.begin + block, p.end);
-      reduce(header_.combine, data_.dtype, n, b.length(), into(b), [&](int r) { return of(r, b.begin); });
+      reduce(call.combine, data_.dtype, n, b.length(), into(b), [&](int r) { return of(r, b.begin); });
       then(b);
     }
   };
@@ -446,13 +375,13 @@ void NodeOperation::after() {
   auto aside = [&](Piece) { return sum; };  // for results that overwrite their operands
 
   const Piece p = open(me);
-  switch (header_.kind) {
-    case Kind::broadcast: return copy(header_.root, p);
+  switch (call.kind) {
+    case Kind::broadcast: return copy(call.peer, p);
     case Kind::all_gather:
       for (int r = 0; r < n; r++) copy(r, open(r));
       return;
     case Kind::reduce_scatter: {
-      const Piece wanted{std::max(p.begin, cuts_[std::size_t(me)]), std::min(p.end, cuts_[std::size_t(me) + 1])};
+      const Piece wanted{std::max(p.begin, piece(me).begin), std::min(p.end, piece(me).end)};
       if (!in_place) return combine(wanted, mine, nothing);
       return combine(wanted, aside, [&](Piece b) { std::memcpy(mine(b), sum, bytes(b)); });
     }

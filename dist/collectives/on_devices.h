@@ -1,5 +1,5 @@
 // Collectives on device memory. Our choice: NCCL over all ranks, on one host and between hosts, if every rank has its
-// own GPU and the same libnccl. Otherwise pinned host memory (staged.h), and rank 0 reports the reason.
+// own GPU and the same NCCL. Otherwise pinned host memory (staged.h), and rank 0 reports the reason.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -7,22 +7,20 @@
 
 #include "core/backend.h"
 #include "dist/collectives/communicator.h"
-#include "dist/collectives/nccl.h"
 
 namespace tandem {
 
 // `host`: the same ranks, on host memory; do not use it while an operation is in progress here. deadline: seconds that
 // any wait may last. Every rank calls it, and it waits for all. `backend` must outlive it.
-std::unique_ptr<Communicator> on_devices(std::shared_ptr<Communicator> host, Backend& backend, double deadline = 300,
-                                         const NcclLibrary& nccl = installed_nccl());
+std::unique_ptr<Communicator> on_devices(std::shared_ptr<Communicator> host, Backend& backend, double deadline = 300);
 
 // A communicator for vectors of a backend, which may be a device, and one for a few numbers in host memory. With a
 // device these are separate communicators, because operations on device memory begin in their own order.
 class DataAndFlags {
  public:
   explicit DataAndFlags(std::shared_ptr<Communicator> host) : host_(std::move(host)) {}
-  // As on_devices(); nccl: null for the installed one. The backend must stay valid until end().
-  void begin(Backend& backend, double deadline, const NcclLibrary* nccl);
+  // As on_devices(). The backend must stay valid until end().
+  void begin(Backend& backend, double deadline);
   void end();
   Communicator& data() { return device_ ? *device_ : *host_; }
   Communicator& flags() { return flags_ ? *flags_ : *host_; }

@@ -3,62 +3,55 @@
 #include <algorithm>
 #include <chrono>
 #include <deque>
-#include <functional>
 #include <list>
 #include <map>
 #include <thread>
+#include <utility>
+
+#include "core/clock.h"
+#include "dist/collectives/operations.h"
 
 namespace tandem {
 namespace {
 
-class Staged;
-using Clock = std::chrono::steady_clock;
-
-// One collective or message: `call` is made for each chunk, in order, on pinned memory.
-struct Operation {
-  Buffer data;
-  std::function<Work(Buffer pinned, std::int64_t begin)> call;
-  bool fetches, sends;      // the chunk: from the device before the call; to it afterwards
-  std::int64_t chunk;       // elements
-  std::int64_t chunks = 0;  // at least one, so that the other ranks detect an empty call
+// A call of the host's communicator is made for each chunk, in order, on pinned memory.
+struct Chunked : OperationQueue::Operation {
+  Chunked(OperationQueue& queue, const Call& call, int rank, std::size_t chunk_bytes)
+      : Operation(queue, call, header_of(call, 0)),
+        chunk(std::int64_t(chunk_bytes / size_of(call.data.dtype))),
+        chunks(std::max<std::int64_t>(1, (call.data.count + chunk - 1) / chunk)) {
+    const bool copy = call.kind == Kind::broadcast;
+    fetches = call.kind != Kind::recv && call.kind != Kind::barrier && !(copy && rank != call.peer);
+    sends = call.kind != Kind::send && call.kind != Kind::barrier && !(copy && rank == call.peer);
+  }
+  std::int64_t chunk;   // elements
+  std::int64_t chunks;  // at least one, so that the other ranks detect an empty call
   std::int64_t begun = 0, ended = 0;
-  bool over() const { return ended == chunks; }
+  bool fetches, sends;  // the chunk: from the device before the call; to it afterwards
 };
 
 struct Slot {
   std::shared_ptr<void> memory;
   std::unique_ptr<Event> event;  // the last copy has ended
-  Operation* operation = nullptr;
+  Chunked* operation = nullptr;
   std::int64_t begin = 0, count = 0;
   Work work;
   enum class At { device, host, back } at = At::device;
+  Buffer pinned() const { return {memory.get(), count, operation->call.data.dtype}; }
+  void* on_device() const { return operation->call.data.at(begin); }
 };
 
 // Chunks begin, are exchanged and end in the order of the calls, which is the same on all ranks. Collectives are one
 // lane, and so are the messages to each rank and those from it: a long message must not delay the start of another.
 struct Lane {
   std::list<Slot> free, under_way;
-  std::deque<Operation*> queue;  // operations with chunks that have not begun
+  std::deque<Chunked*> queue;  // operations with chunks that have not begun
 };
 
-class StagedWork : public Work::Operation {
- public:
-  StagedWork(Staged& all, Lane& lane, std::unique_ptr<tandem::Operation> operation)
-      : all_(all), lane_(lane), operation_(std::move(operation)) {}
-  ~StagedWork() override;
-  bool advance() override;
-  void wait() override;
-
- private:
-  Staged& all_;
-  Lane& lane_;
-  std::unique_ptr<tandem::Operation> operation_;
-};
-
-class Staged : public Communicator {
+class Staged : public QueuedCommunicator {
  public:
   Staged(std::shared_ptr<Communicator> host, Backend& backend, const StagedOptions& options)
-      : Communicator(host->group()),
+      : QueuedCommunicator(host->group()),
         host_(std::move(host)),
         backend_(backend),
         options_(options),
@@ -68,34 +61,15 @@ class Staged : public Communicator {
             options.chunk_bytes, " bytes");
   }
 
-  Work send(int to, Buffer data, int tag) override {
-    return start(2 * to, data, true, false, [=, this](Buffer b, std::int64_t) { return host_->send(to, b, tag); });
-  }
-  Work recv(int from, Buffer data, int tag) override {
-    return start(2 * from + 1, data, false, true,
-                 [=, this](Buffer b, std::int64_t) { return host_->recv(from, b, tag); });
-  }
-  Work broadcast(Buffer data, int root) override {
-    require(root >= 0 && root < size(), "broadcast: there is no rank ", root, " of ", size());
-    return start(collectives, data, rank() == root, rank() != root,
-                 [=, this](Buffer b, std::int64_t) { return host_->broadcast(b, root); });
-  }
-  Work all_reduce(Buffer data, Combine combine) override {
-    return start(collectives, data, true, true,
-                 [=, this](Buffer b, std::int64_t) { return host_->all_reduce(b, combine); });
-  }
-  Work reduce_scatter(Buffer data, Combine combine, const Cuts& cuts) override {
-    return start(collectives, data, true, true, [=, this, cuts = whole(cuts, data)](Buffer b, std::int64_t begin) {
-      return host_->reduce_scatter(b, combine, within(cuts, begin, b.count));
-    });
-  }
-  Work all_gather(Buffer data, const Cuts& cuts) override {
-    return start(collectives, data, true, true, [=, this, cuts = whole(cuts, data)](Buffer b, std::int64_t begin) {
-      return host_->all_gather(b, within(cuts, begin, b.count));
-    });
-  }
-  Work barrier() override {
-    return start(collectives, {}, false, false, [this](Buffer, std::int64_t) { return host_->barrier(); });
+  Work begin(const Call& call) override {
+    Lane& lane = lane_of(call);
+    if (lane.free.empty() && lane.under_way.empty())
+      for (int i = 0; i < options_.chunks; i++)
+        lane.free.push_back(
+            {.memory = backend_.pinned(options_.chunk_bytes), .event = backend_.new_event(), .work = {}});
+    auto operation = std::make_shared<Chunked>(*this, call, rank(), options_.chunk_bytes);
+    lane.queue.push_back(operation.get());
+    return Work(std::move(operation));
   }
   std::unique_ptr<Communicator> split(int color, int key) override {
     auto part = host_->split(color, key);
@@ -111,59 +85,42 @@ class Staged : public Communicator {
   }
 
  private:
-  friend class StagedWork;
+  Lane& lane_of(const Call& call) { return lanes_[call.is_message() ? 2 * call.peer + int(call.kind) : -1]; }
 
-  static constexpr int collectives = -1;
-
-  Cuts whole(const Cuts& cuts, Buffer data) const { return cuts.empty() ? even_cuts(data.count, size()) : cuts; }
-  // The cuts within one chunk.
-  static Cuts within(Cuts cuts, std::int64_t begin, std::int64_t count) {
-    for (std::int64_t& c : cuts) c = std::clamp<std::int64_t>(c - begin, 0, count);
-    return cuts;
+  // The part of its call for one chunk.
+  static Call part(const Slot& s) {
+    Call call = s.operation->call;
+    call.data = s.pinned();
+    for (std::int64_t& c : call.cuts) c = std::clamp<std::int64_t>(c - s.begin, 0, s.count);
+    return call;
   }
 
-  Work start(int lane_number, Buffer data, bool fetches, bool sends, std::function<Work(Buffer, std::int64_t)> call) {
-    Lane& lane = lanes_[lane_number];
-    if (lane.free.empty() && lane.under_way.empty())
-      for (int i = 0; i < options_.chunks; i++)
-        lane.free.push_back(
-            {.memory = backend_.pinned(options_.chunk_bytes), .event = backend_.new_event(), .work = {}});
-    const auto chunk = std::int64_t(options_.chunk_bytes / size_of(data.dtype));
-    auto operation = std::make_unique<Operation>(Operation{
-        data, std::move(call), fetches, sends, chunk, std::max<std::int64_t>(1, (data.count + chunk - 1) / chunk)});
-    lane.queue.push_back(operation.get());
-    return Work(std::make_unique<StagedWork>(*this, lane, std::move(operation)));
-  }
-
-  static Buffer pinned(const Slot& s) { return {s.memory.get(), s.count, s.operation->data.dtype}; }
-  void* on_device(const Slot& s) const { return s.operation->data.at(s.begin); }
-
-  void carry_on() {
-    bool any = false, copies = false;
-    for (auto& [number, lane] : lanes_)
+  bool carry_on() override {
+    bool any = false;
+    for (auto& [which, lane] : lanes_)
       while (int(begin_next(lane)) + int(exchange(lane)) + int(land(lane)) > 0) any = true;  // calls all three
-    const auto now = Clock::now();
-    if (any) moved_ = now;
-    for (auto& [number, lane] : lanes_)
+    bool copies = false;
+    for (auto& [which, lane] : lanes_)
       for (const Slot& s : lane.under_way) copies = copies || s.at != Slot::At::host;
-    if (!copies) moved_ = now;
-    if (std::chrono::duration<double>(now - moved_).count() <= options_.deadline) return;
-    const std::string text = where(rank()) + ": a copy between device and host has not ended for " +
-                             std::to_string(int(options_.deadline)) + " s";
-    group()->fail(rank(), text);
-    throw CommunicationError(rank(), text);
+    if (any || !copies) moved_ = Clock::now();
+    return any;
+  }
+  void check(Operation&) override {
+    if (seconds_since(moved_) > options_.deadline)
+      throw CommunicationError(rank(), where(rank()) + ": a copy between device and host has not ended for " +
+                                           std::to_string(int(options_.deadline)) + " s");
   }
   bool begin_next(Lane& lane) {
     if (lane.queue.empty() || lane.free.empty()) return false;
-    Operation& o = *lane.queue.front();
+    Chunked& o = *lane.queue.front();
     lane.under_way.splice(lane.under_way.end(), lane.free, lane.free.begin());
     Slot& s = lane.under_way.back();
     s.operation = &o;
     s.begin = o.begun++ * o.chunk;
-    s.count = std::min(o.data.count - s.begin, o.chunk);
+    s.count = std::min(o.call.data.count - s.begin, o.chunk);
     s.at = Slot::At::device;
     if (o.fetches) {
-      down_->fetch(s.memory.get(), on_device(s), pinned(s).bytes());
+      down_->fetch(s.memory.get(), s.on_device(), s.pinned().bytes());
       down_->mark(*s.event);
     }
     if (o.begun == o.chunks) lane.queue.pop_front();
@@ -173,7 +130,7 @@ class Staged : public Communicator {
     for (Slot& s : lane.under_way) {
       if (s.at != Slot::At::device) continue;
       if (s.operation->fetches && !s.event->done()) return false;
-      s.work = s.operation->call(pinned(s), s.begin);
+      s.work = host_->begin(part(s));
       s.at = Slot::At::host;
       return true;
     }
@@ -185,14 +142,14 @@ class Staged : public Communicator {
       Slot& s = *at;
       if (s.at == Slot::At::host && s.work.done()) {
         if (s.operation->sends) {
-          up_->send(on_device(s), s.memory.get(), pinned(s).bytes());
+          up_->send(s.on_device(), s.memory.get(), s.pinned().bytes());
           up_->mark(*s.event);
         }
         s.at = Slot::At::back;
       }
       auto next = std::next(at);
       if (s.at == Slot::At::back && (!s.operation->sends || s.event->done())) {
-        s.operation->ended++;
+        s.operation->over = ++s.operation->ended == s.operation->chunks;
         lane.free.splice(lane.free.end(), lane.under_way, at);
         moved = true;
       }
@@ -202,13 +159,17 @@ class Staged : public Communicator {
   }
 
   // Drops the operation's chunks in flight, after the device has stopped using their memory.
-  void give_up(Lane& lane, Operation& o) {
+  void abandon(Operation& o) override {
+    Lane& lane = lane_of(o.call);
     std::erase(lane.queue, &o);
     for (auto at = lane.under_way.begin(); at != lane.under_way.end();) {
       auto next = std::next(at);
       if (at->operation == &o) {
         at->work = {};
-        while (!at->event->done()) rest();
+        try {
+          while (!at->event->done()) rest();
+        } catch (const Error&) {  // the device has failed: no copies are made
+        }
         lane.free.splice(lane.free.end(), lane.under_way, at);
       }
       at = next;
@@ -222,20 +183,6 @@ class Staged : public Communicator {
   std::map<int, Lane> lanes_;  // −1: collectives; 2·rank: messages to it, 2·rank + 1: from it
   Clock::time_point moved_ = Clock::now();
 };
-
-StagedWork::~StagedWork() {
-  try {
-    if (!operation_->over()) all_.give_up(lane_, *operation_);
-  } catch (const Error&) {  // the device has failed: no copies are made
-  }
-}
-bool StagedWork::advance() {
-  if (!operation_->over()) all_.carry_on();
-  return operation_->over();
-}
-void StagedWork::wait() {
-  while (!advance()) all_.rest();
-}
 
 }  // namespace
 

@@ -115,14 +115,14 @@ Worker::~Worker() {
   if (wake >= 0) close(wake);
 }
 
-void Worker::hear_only(const std::vector<std::string>& addresses) {
+void Worker::accept_only(const std::vector<std::string>& addresses) {
   for (int s : ports_)
-    if (const std::string why = tandem::hear_only(s, addresses); !why.empty() && !std::exchange(said_, true))
-      std::fprintf(
-          stderr,
-          "warning: UCX's port %d hears every address, not the ranks' alone (%s): whoever reaches it can end the job. "
-          "Close it by a firewall\n",
-          port_of(s), why.c_str());
+    if (const std::string why = tandem::accept_only(s, addresses); !why.empty() && !std::exchange(warned_, true))
+      std::fprintf(stderr,
+                   "warning: UCX's port %d accepts every address, not the ranks' alone (%s): whoever reaches it can "
+                   "end the job. "
+                   "Close it by a firewall\n",
+                   port_of(s), why.c_str());
 }
 
 std::string Worker::address() const {
@@ -281,11 +281,11 @@ class UcxWire : public Wire, private Link {
   };
 
   static bool differ(const Header& a, const Header& b) {
-    return a.kind != Kind::message && b.kind != Kind::message && a.context == b.context && a.number == b.number &&
+    return a.kind != Kind::send && b.kind != Kind::send && a.context == b.context && a.number == b.number &&
            (a.kind != b.kind || !a.agrees(b));
   }
   CommunicationError disagreement(int from, const Header& theirs, const Header& mine) const {
-    return {from, where(from) + " calls " + describe(theirs) + " where " + where(rank()) + " calls " + describe(mine)};
+    return {from, mismatch(where(from), theirs, where(rank()), mine)};
   }
 
   // Delivers a message to the receive that waits for it. UCX may call this.

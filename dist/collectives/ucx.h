@@ -28,7 +28,7 @@ class Ucx {
   static std::shared_ptr<Ucx> open(const std::string& interface_address, Use use = Use::all);
   // From now on the TCP port accepts only the ranks' addresses. If that is impossible, the reason is printed once on
   // stderr.
-  virtual void hear_only(const std::vector<std::string>& addresses) = 0;
+  virtual void accept_only(const std::vector<std::string>& addresses) = 0;
   virtual std::string address() const = 0;  // the address to which other ranks connect
   // addresses: of all ranks. nonce: the job's; messages with another nonce are dropped.
   virtual std::shared_ptr<Wire> connect(std::vector<std::string> addresses, std::uint64_t nonce,

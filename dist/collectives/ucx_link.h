@@ -24,7 +24,7 @@ class Worker : public Ucx, public std::enable_shared_from_this<Worker> {
   Worker(const std::string& interface_address, Use use);
   ~Worker() override;
   std::string address() const override;
-  void hear_only(const std::vector<std::string>& addresses) override;
+  void accept_only(const std::vector<std::string>& addresses) override;
   std::shared_ptr<Wire> connect(std::vector<std::string> addresses, std::uint64_t nonce,
                                 std::shared_ptr<Control> control) override;
   std::unique_ptr<Channel> channel(std::vector<std::string> addresses, std::uint64_t nonce,
@@ -40,7 +40,7 @@ class Worker : public Ucx, public std::enable_shared_from_this<Worker> {
  private:
   ucs_status_t create(const std::string& interface_address, Use use, bool in_dev_shm);  // context and worker
   std::vector<int> ports_;                                                              // ports on which UCX listens
-  bool said_ = false;  // the warning that they are open was printed
+  bool warned_ = false;                                                                 // that they are open
 };
 
 class Link {

@@ -13,24 +13,25 @@
 
 namespace tandem {
 
-enum class Kind : std::uint8_t { message, broadcast, all_reduce, reduce_scatter, all_gather, barrier };
-const char* name_of(Kind kind);
-
+using Kind = Call::Kind;
 struct Header {
   std::uint64_t context = 0;  // of the communicator: each split has its own
   std::uint32_t number = 0;   // of the collective on its communicator, from 1; for a message: its tag
-  Kind kind = Kind::message;
+  Kind kind = Kind::send;     // also on the side that receives
   DType dtype = DType::f32;
   Combine combine = Combine::sum;
   std::uint8_t root = 0;   // lowest byte
   std::int64_t count = 0;  // elements of the whole collective
 
   bool matches(const Header& o) const { return context == o.context && number == o.number && kind == o.kind; }
-  bool agrees(const Header& o) const {
+  bool agrees(const Header& o) const {  // with a header that matches
     return dtype == o.dtype && combine == o.combine && root == o.root && count == o.count;
   }
 };
+Header header_of(const Call& call, std::uint32_t number, std::uint64_t context = 0);
 std::string describe(const Header& header);  // "all_reduce #3 (sum of 1024 f32)"
+// "rank 1 calls … where rank 0 calls …"
+std::string mismatch(const std::string& one, const Header& ones, const std::string& other, const Header& others);
 
 // The state of a rank's wait. After too long a wait, these edges show which rank delays all others.
 struct WaitForEdge {
@@ -73,12 +74,13 @@ class Wire {
   // True if the rank has ended. If a failure was the cause, progress() throws it now: call that before naming this
   // rank.
   virtual bool left(int rank) const = 0;
-  // After a wait of too long: the rank at fault, as far as it can be determined. Throws CommunicationError if another
-  // rank has failed.
-  int blame(int waits_for) {
+  // After a wait beyond the deadline: throws CommunicationError for the rank at fault, as far as it can be determined.
+  // Returns if that rank works, or throws the failure that another rank has reported.
+  void waited_too_long(int waits_for, const std::string& text) {
     const int suspect = last_in_line(waits_for);
     progress();  // a rank that left because of a failure has reported it before
-    return suspect;
+    if (works(suspect)) return;
+    throw CommunicationError(suspect, text + (suspect == waits_for ? "" : ", which waits for " + where(suspect)));
   }
   // True if the rank is alive and waits for none: there is no deadline for it.
   virtual bool works(int rank) const { return (void)rank, false; }

@@ -20,23 +20,16 @@
 namespace tandem {
 namespace {
 
-// The content of a frame: this struct and a text. The text is the operation in which a rank waits, the reason why the
-// job has failed, or an address record.
-struct Said {
-  std::int32_t rank;  // of the edge; the culprit; the rank that leaves, is lost or has rejoined
-  std::int32_t waits_for = -1;
-  std::uint64_t number = 0;      // edge: its steps; returned: the incarnation; text, texts: the gathering
-  std::uint64_t generation = 0;  // of the membership after that loss or rejoin
-};
-namespace type {
-enum : std::uint32_t { edge = 1, failure, goodbye, accusation, lost, returned, text, texts };
-}
-constexpr std::size_t longest_text = 16384, longest_gathered = 1 << 20;
+constexpr std::size_t longest_gathered = 1 << 20;
 
-std::string whole(const Said& said, const std::string& text) {
-  return std::string(reinterpret_cast<const char*>(&said), sizeof said) + text;
+std::string name_on(int rank, const AddressRecord& record) {
+  return "rank " + std::to_string(rank) + " on " + record.host;
 }
-std::string packed(const Said& said, const std::string& text = {}) { return whole(said, text.substr(0, longest_text)); }
+
+struct Head {  // of a message; its text follows
+  std::int32_t rank, waits_for;
+  std::uint64_t number, generation;
+};
 
 // Heartbeats do not wait behind gradients: they have their own connections. Their packets have priority in this host's
 // queues (priority 6 of the queueing discipline) and in routers that use DSCP (CS6). The retransmission timeout of a
@@ -51,51 +44,48 @@ void put_first(int fd) {
 
 }  // namespace
 
-Control::Control(Rendezvous& rendezvous, const Deadlines& deadlines) : Control(rendezvous, Membership{}, deadlines) {}
+void Control::Message::put(FrameWriter& out) const {
+  const Head head{rank, waits_for, number, generation};
+  out.put(std::uint32_t(type), std::string(reinterpret_cast<const char*>(&head), sizeof head) + text);
+}
 
-Control::Control(Rendezvous& rendezvous, Membership membership, const Deadlines& deadlines)
+Control::Message Control::Message::from(const Frame& frame) {
+  Head head;
+  require(frame.bytes.size() >= sizeof head, "no message");
+  std::memcpy(&head, frame.bytes.data(), sizeof head);
+  return {Type(frame.type), head.rank, head.waits_for, head.number, head.generation, frame.bytes.substr(sizeof head)};
+}
+
+Control::Control(Rendezvous& rendezvous, const Membership& membership, const Deadlines& deadlines,
+                 std::unique_ptr<SurvivorAgreement> survivor_agreement)
     : rank_(rendezvous.place().rank),
+      membership_(membership),
       deadlines_(deadlines),
-      told_(std::size_t(rendezvous.place().size)),
-      gone_(std::size_t(rendezvous.place().size)),
-      listener_(rendezvous.take_listener()) {
-  for (std::size_t r = 0; r < gone_.size(); r++) names_.push_back("rank " + std::to_string(r));
-  apply(std::move(membership));
+      slots_(membership.slots),
+      listener_(rendezvous.take_listener()),
+      survivor_agreement_(std::move(survivor_agreement)),
+      read_at_(now()),
+      gone_(slots_.size()),
+      waits_(slots_.size()) {
+  for (std::size_t r = 0; r < slots_.size(); r++) {
+    gone_[r] = slots_[r].left;
+    names_.push_back(name_on(int(r), slots_[r].record));
+  }
   require(pipe2(wake_pipe_, O_CLOEXEC | O_NONBLOCK) == 0, "no more files can be opened: ", std::strerror(errno));
   for (int fd : rendezvous.take_connections()) {
-    peers_.push_back({.fd = fd, .heard = now()});
+    peers_.push_back({.fd = fd, .received_at = now()});
     if (fd >= 0) put_first(fd);
   }
-  read_ = now();
   thread_ = std::thread([this] { run(); });
-}
-
-void Control::begin(Membership membership, std::unique_ptr<SurvivorAgreement> survivor_agreement) {
-  std::lock_guard lock(mutex_);
-  survivor_agreement_ = std::move(survivor_agreement);
-  apply(std::move(membership));
-}
-
-// From now on, losses are handled as the membership requires.
-void Control::apply(Membership membership) {
-  for (std::size_t r = 0; r < membership.slots.size(); r++) {
-    const MemberSlot& s = membership.slots[r];
-    if (s.left) gone_[r] = true;
-    names_[r] = "rank " + std::to_string(r) + " on " + AddressRecord::from(s.record).host;
-  }
-  slots_ = membership.slots;
-  const bool goes_on = membership.goes_on;
-  membership_ = std::move(membership);
-  goes_on_ = goes_on;
 }
 
 Control::~Control() {
   {
     std::lock_guard lock(mutex_);
     end_ = true;
-    leaves_well_ = !goes_on_ || std::uncaught_exceptions() == 0;
+    leaves_well_ = !goes_on() || std::uncaught_exceptions() == 0;
   }
-  (void)!write(wake_pipe_[1], "", 1);
+  wake_thread();
   thread_.join();
   for (const Peer& p : peers_)
     if (p.fd >= 0) close(p.fd);
@@ -108,7 +98,7 @@ void Control::raise() const {
   throw CommunicationError(culprit_, text_);
 }
 
-bool Control::paused() const { return now() - read_.load(std::memory_order_acquire) > deadlines_.silence / 2; }
+bool Control::paused() const { return now() - read_at_.load(std::memory_order_acquire) > deadlines_.silence / 2; }
 
 void Control::wait_until_read() const {
   while (paused() && !failed_.load(std::memory_order_acquire)) usleep(1000);
@@ -118,74 +108,83 @@ void Control::wait_until_read() const {
 void Control::report_wait(const void* who, const WaitForEdge& edge) {
   std::lock_guard lock(mutex_);
   if (edge.waits_for >= 0)
-    mine_[who] = edge;
+    own_waits_[who] = edge;
   else
-    mine_.erase(who);
+    own_waits_.erase(who);
 }
 
 int Control::last_in_line(int waits_for) const {
   std::lock_guard lock(mutex_);
   std::vector<WaitForEdge> all = wait_for_graph();
-  all[std::size_t(rank_)] = mine_.empty() ? WaitForEdge{} : mine_.begin()->second;
+  all[std::size_t(rank_)] = own_waits_.empty() ? WaitForEdge{} : own_waits_.begin()->second;
   all[std::size_t(rank_)].waits_for = waits_for;
   return tandem::culprit(all, rank_);
 }
 
 bool Control::works(int rank) const {
   std::lock_guard lock(mutex_);
-  return !gone(rank) && told_[std::size_t(rank)].edge.waits_for < 0;
+  return !gone(rank) && waits_[std::size_t(rank)].edge.waits_for < 0;
 }
 
 std::vector<WaitForEdge> Control::wait_for_graph() const {
   std::vector<WaitForEdge> all;
-  for (const Told& t : told_) all.push_back(t.edge);
+  for (const Wait& w : waits_) all.push_back(w.edge);
   for (std::size_t r = 0; r < all.size(); r++) all[r].left = gone_[r];
   return all;
 }
 
-void Control::take(int rank, const WaitForEdge& edge, const std::string& in) {
-  Told& t = told_[std::size_t(rank)];
-  if (t.edge.waits_for != edge.waits_for || t.edge.steps != edge.steps || t.in != in) t.since = now();
-  t.edge = edge;
-  t.in = in;
+void Control::set_wait(int rank, const Wait& wait) {
+  Wait& w = waits_[std::size_t(rank)];
+  const bool same = w.edge.waits_for == wait.edge.waits_for && w.edge.steps == wait.edge.steps && w.in == wait.in;
+  w = {wait.edge, wait.in, same ? w.since : now()};
 }
 
 void Control::warn_of_standstill() {
-  auto waits = [&](const Told& t) { return t.edge.waits_for >= 0 && now() - t.since >= deadlines_.patience; };
-  const auto first = std::find_if(told_.begin(), told_.end(), waits);
-  if (first == told_.end()) {
+  auto waits_long = [&](const Wait& w) { return w.edge.waits_for >= 0 && now() - w.since >= deadlines_.patience; };
+  const auto first = std::find_if(waits_.begin(), waits_.end(), waits_long);
+  if (first == waits_.end()) {
     warned_ = false;
     return;
   }
   if (std::exchange(warned_, true)) return;
-  const int blamed = tandem::culprit(wait_for_graph(), int(first - told_.begin()));
-  std::string text = "warning: no progress for " + digits(deadlines_.patience) + " s: " + names_[std::size_t(blamed)] +
+  const int cause = tandem::culprit(wait_for_graph(), int(first - waits_.begin()));
+  std::string text = "warning: no progress for " + digits(deadlines_.patience) + " s: " + names_[std::size_t(cause)] +
                      " keeps the others waiting";
-  for (int r = 0, shown = 0; r < size(); r++) {
-    const Told& t = told_[std::size_t(r)];
-    if (t.edge.waits_for < 0) continue;
-    if (shown++ == 8) {
-      text += "; …";
-      break;
-    }
-    text += "; " + names_[std::size_t(r)] + " waits for rank " + std::to_string(t.edge.waits_for) + " in " + t.in;
+  for (std::size_t r = 0, shown = 0; r < waits_.size() && shown <= 8; r++) {
+    const Wait& w = waits_[r];
+    if (w.edge.waits_for < 0) continue;
+    text +=
+        shown++ == 8 ? "; …" : "; " + names_[r] + " waits for rank " + std::to_string(w.edge.waits_for) + " in " + w.in;
   }
   std::fprintf(stderr, "%s\n", text.c_str());
 }
 
+void Control::wake_thread() { (void)!write(wake_pipe_[1], "", 1); }
+
 void Control::fail(int culprit, const std::string& text) {
   {
     std::lock_guard lock(mutex_);
-    if (failed_ || fails_) return;
-    fails_ = true;
-    outgoing_.push_back({type::failure, packed({culprit}, text)});
+    if (failed_) return;
+    orders_.push_back({.type = Type::failure, .rank = culprit, .text = text});
+    set_failed(culprit, text);
   }
-  failed(culprit, text);
-  (void)!write(wake_pipe_[1], "", 1);
+  wake_thread();
+}
+
+void Control::accuse(int rank, const std::string& why) {
+  {
+    std::lock_guard lock(mutex_);
+    orders_.push_back({.type = Type::accusation, .rank = rank, .text = why});
+  }
+  wake_thread();
 }
 
 void Control::failed(int culprit, const std::string& text) {
   std::lock_guard lock(mutex_);
+  set_failed(culprit, text);
+}
+
+void Control::set_failed(int culprit, const std::string& text) {
   if (failed_) return;
   text_ = text;
   culprit_ = culprit;
@@ -205,24 +204,12 @@ Change Control::change(std::size_t index) const {
   return changes_[index];
 }
 
-void Control::accuse(int rank, const std::string& why) {
-  {
-    std::lock_guard lock(mutex_);
-    if (rank_ == 0)
-      accused_.push_back({rank, why});
-    else
-      outgoing_.push_back({type::accusation, packed({rank}, why)});
-  }
-  (void)!write(wake_pipe_[1], "", 1);
-}
-
 void Control::changed(const Change& change) {
   std::lock_guard lock(mutex_);
   if (change.incarnation) {
-    names_[std::size_t(change.rank)] =
-        "rank " + std::to_string(change.rank) + " on " + AddressRecord::from(change.text).host;
+    names_[std::size_t(change.rank)] = name_on(change.rank, AddressRecord::from(change.text));
     gone_[std::size_t(change.rank)].store(false, std::memory_order_release);
-    told_[std::size_t(change.rank)] = {};
+    waits_[std::size_t(change.rank)] = {};
   }
   changes_.push_back(change);
   change_count_.store(changes_.size(), std::memory_order_release);
@@ -231,7 +218,7 @@ void Control::changed(const Change& change) {
 
 void Control::wake_all() {
   for (const auto& [who, wake] : wake_) wake();
-  gathered_.notify_all();
+  event_.notify_all();
 }
 
 void Control::on_event(const void* who, std::function<void()> wake) {
@@ -249,8 +236,8 @@ std::vector<std::string> Control::gather(const std::string& mine) {
   auto& texts = texts_[number];
   texts.resize(names_.size());
   texts[std::size_t(rank_)] = mine;
-  if (rank_ != 0) outgoing_.push_back({type::text, whole({.rank = rank_, .number = number}, mine)});
-  (void)!write(wake_pipe_[1], "", 1);
+  if (rank_ != 0) orders_.push_back({.type = Type::text, .rank = rank_, .number = number, .text = mine});
+  wake_thread();
   const double until = now() + deadlines_.start;
   for (auto at = texts.begin(); (at = std::find(texts.begin(), texts.end(), std::nullopt)) != texts.end();) {
     if (failed_) throw CommunicationError(culprit_, text_);
@@ -259,52 +246,43 @@ std::vector<std::string> Control::gather(const std::string& mine) {
     const bool left = gone(awaited) || std::any_of(changes_.begin(), changes_.end(), lost);
     if (left || now() > until)
       throw CommunicationError(awaited, names_[std::size_t(awaited)] + (left ? " has left" : " does not come") +
-                                            " while all ranks tell each other where they are");
-    gathered_.wait_for(lock, std::chrono::milliseconds(100));
+                                            " while all ranks exchange their addresses");
+    event_.wait_for(lock, std::chrono::milliseconds(100));
   }
   std::vector<std::string> all;
   for (auto& text : texts) all.push_back(std::move(*text));
   texts_.erase(number);
-  if (rank_ == 0) outgoing_.push_back({type::texts, whole({.rank = 0, .number = number}, bundle(all))});
-  (void)!write(wake_pipe_[1], "", 1);
+  if (rank_ == 0) orders_.push_back({.type = Type::texts, .number = number, .text = bundle(all)});
+  wake_thread();
   return all;
 }
 
 std::vector<int> Control::survivors() {
   std::unique_lock lock(mutex_);
-  if (failed_ || fails_) called_.wait_for(lock, std::chrono::seconds(5), [&] { return !survivors_.empty(); });
+  if (failed_) event_.wait_for(lock, std::chrono::seconds(5), [&] { return !survivors_.empty(); });
   return survivors_;
-}
-
-void Control::call_roll() {
-  std::vector<bool> lost(names_.size());
-  for (std::size_t r = 0; r < lost.size(); r++) lost[r] = int(r) != rank_ && (int(r) == culprit_ || gone(int(r)));
-  std::vector<int> found;
-  if (survivor_agreement_) found = survivor_agreement_->answer(lost);
-  for (int r = 0; r < size() && !survivor_agreement_; r++)
-    if (!lost[std::size_t(r)]) found.push_back(r);
-  std::lock_guard lock(mutex_);
-  survivors_ = std::move(found);
-  called_.notify_all();
 }
 
 // ---- the thread -----------------------------------------------------------------------------------------------------
 void Control::run() {
   // Seconds between two heartbeats
   const double beat = std::min({1.0, deadlines_.patience / 4, deadlines_.silence / 4});
-  bool called = false;
-  looked_ = now();
-  for (double told = 0;;) {
-    wait_for_events(told + beat - now());
+  bool agreed = false;
+  looked_at_ = now();
+  for (double sent_at = 0;;) {
+    wait_for_events(sent_at + beat - now());
     const bool end = carry_out_orders();
-    if (failed_ && !std::exchange(called, true)) call_roll();
+    if (failed_ && !std::exchange(agreed, true)) agree_on_survivors();
     if (end) return leave();
     const double reads = now();
-    for (std::size_t i = 0; i < peers_.size(); i++) hear(i);
-    read_.store(reads, std::memory_order_release);
-    if (listener_ && goes_on_ && !failed_)
-      for (const HandshakeListener::Accepted& accepted : listener_->listener->wait(0)) take_back(accepted);
-    if (now() - told >= beat) told = now(), tell_edges();
+    for (std::size_t i = 0; i < peers_.size(); i++) receive(i);
+    read_at_.store(reads, std::memory_order_release);
+    if (listener_ && goes_on() && !failed_)
+      for (const HandshakeListener::Accepted& accepted : listener_->listener.wait(0)) readmit(accepted);
+    if (now() - sent_at >= beat) {
+      sent_at = now();
+      send_edges();
+    }
     flush();
   }
 }
@@ -317,43 +295,62 @@ void Control::wait_for_events(double seconds) {
       listener_ && std::any_of(slots_.begin(), slots_.end(), [](const MemberSlot& s) { return s.lost; });
   poll(polled.data(), polled.size(), int(std::clamp(seconds * 1000, 0.0, awaited ? 50.0 : 1000.0)));
   // If this process was stopped, it received nothing meanwhile. That pause must not count as silence of the peers.
-  const double pause = now() - std::exchange(looked_, now());
-  if (goes_on_ && pause > 2)
-    for (Peer& p : peers_) p.heard += pause;
+  const double pause = now() - std::exchange(looked_at_, now());
+  if (goes_on() && pause > 2)
+    for (Peer& p : peers_) p.received_at += pause;
   char bytes[64];
   while (polled[0].revents && read(wake_pipe_[0], bytes, sizeof bytes) > 0) {}
 }
 
-// Carries out the requests of the other threads. True: this thread must end.
+// Sends what the other threads have ordered. True: this thread must end.
 bool Control::carry_out_orders() {
-  std::vector<Frame> outgoing;
-  std::vector<std::pair<int, std::string>> accused;
+  std::vector<Message> orders;
   bool end;
   {
     std::lock_guard lock(mutex_);
-    outgoing.swap(outgoing_), accused.swap(accused_);
+    orders.swap(orders_);
     end = end_;
   }
-  for (const Frame& f : outgoing) tell_all(f.type, f.bytes);
-  for (const auto& [rank, why] : accused) report(rank, why);
+  for (const Message& m : orders)
+    if (rank_ == 0 && m.type == Type::accusation)
+      report(m.rank, m.text);
+    else
+      send_all(m);
   return end;
+}
+
+void Control::agree_on_survivors() {
+  std::vector<bool> lost(gone_.size());
+  for (std::size_t r = 0; r < lost.size(); r++) lost[r] = int(r) != rank_ && (int(r) == culprit_ || gone(int(r)));
+  std::vector<int> found;
+  if (survivor_agreement_) found = survivor_agreement_->answer(lost);
+  for (int r = 0; r < size() && !survivor_agreement_; r++)
+    if (!lost[std::size_t(r)]) found.push_back(r);
+  std::lock_guard lock(mutex_);
+  survivors_ = std::move(found);
+  event_.notify_all();
 }
 
 void Control::leave() {
   if (leaves_well_)
-    tell_all(type::goodbye, packed({rank_}));
+    send_all({.type = Type::goodbye, .rank = rank_});
   else
-    tell_all(rank_ == 0 && !failed_ ? type::failure : type::accusation,
-             packed({rank_}, name(rank_) + " has left with an error"));
+    send_all({.type = rank_ == 0 && !failed_ ? Type::failure : Type::accusation,
+              .rank = rank_,
+              .text = name(rank_) + " has left with an error"});
   // Waits until the kernel has taken all data; if a peer reads nothing, at most 2 seconds.
   const double until = now() + std::min(2.0, deadlines_.silence / 2);
-  const auto waits = [&](const Peer& p) { return p.fd >= 0 && !p.over && !p.out.empty() && !is_lost(p); };
-  for (flush(); std::any_of(peers_.begin(), peers_.end(), waits) && now() < until; flush()) usleep(2000);
+  const auto all_taken = [&] {
+    for (std::size_t i = 0; i < peers_.size(); i++)
+      if (const Peer& p = peers_[i]; p.fd >= 0 && !p.over && !p.out.empty() && !is_lost(i)) return false;
+    return true;
+  };
+  for (flush(); !all_taken() && now() < until; flush()) usleep(2000);
 }
 
-void Control::tell_all(std::uint32_t type, const std::string& bytes, const Peer* but) {
+void Control::send_all(const Message& message, const Peer* except) {
   for (Peer& p : peers_)
-    if (p.fd >= 0 && &p != but) p.out.put(type, bytes);
+    if (p.fd >= 0 && &p != except) message.put(p.out);
 }
 void Control::flush() {
   for (Peer& p : peers_)
@@ -361,115 +358,111 @@ void Control::flush() {
 }
 
 // A peer that has not received the last heartbeats is sent no new ones.
-void Control::tell_edges() {
-  std::vector<std::string> all;
+void Control::send_edges() {
+  std::vector<Message> all;
   {
     std::lock_guard lock(mutex_);
-    if (mine_.empty())
-      take(rank_, {}, "");
-    else
-      take(rank_, mine_.begin()->second, describe(mine_.begin()->second.in));
+    Wait mine;
+    if (!own_waits_.empty()) mine = {own_waits_.begin()->second, describe(own_waits_.begin()->second.in)};
+    set_wait(rank_, mine);
     for (int r = 0; r < size(); r++) {
-      const Told& t = told_[std::size_t(r)];
-      if (rank_ == 0 || r == rank_) all.push_back(packed({r, t.edge.waits_for, t.edge.steps}, t.in));
+      const Wait& w = waits_[std::size_t(r)];
+      if (rank_ == 0 || r == rank_)
+        all.push_back(
+            {.type = Type::edge, .rank = r, .waits_for = w.edge.waits_for, .number = w.edge.steps, .text = w.in});
     }
-    if (rank_ == 0 && !failed_ && !goes_on_) warn_of_standstill();
+    if (rank_ == 0 && !failed_ && !goes_on()) warn_of_standstill();
   }
-  for (Peer& p : peers_)
-    if (p.fd >= 0 && !p.over && p.out.empty() && !is_lost(p))
-      for (const std::string& one : all) p.out.put(type::edge, one);
+  for (std::size_t i = 0; i < peers_.size(); i++)
+    if (Peer& p = peers_[i]; p.fd >= 0 && !p.over && p.out.empty() && !is_lost(i))
+      for (const Message& m : all) m.put(p.out);
 }
 
-// Failures are sent to all ranks; rank 0 forwards them.
+// Failures are sent to all ranks; rank 0 forwards them. A rank that rank 0 gives up receives that too: its connection
+// stays open, so it receives the message if it wakes up.
 void Control::report(int culprit, const std::string& text) {
-  if (gives_up(culprit)) return lose(culprit, text);
-  failed(culprit, text);
-  tell_all(type::failure, packed({culprit}, text));
-}
-// At rank 0. The lost rank is informed too: its connection stays open, so it receives the message if it wakes up.
-void Control::lose(int rank, const std::string& why) {
-  MemberSlot& slot = slots_[std::size_t(rank)];
-  if (slot.lost || gone(rank) || failed_) return;
+  if (!gives_up(culprit)) {
+    failed(culprit, text);
+    return send_all({.type = Type::failure, .rank = culprit, .text = text});
+  }
+  MemberSlot& slot = slots_[std::size_t(culprit)];
+  if (slot.lost || gone(culprit) || failed_) return;
   slot.lost = true;
-  tell_all(type::lost, packed({rank, -1, 0, generation() + 1}, why));
-  changed({rank, 0, why});
+  send_all({.type = Type::lost, .rank = culprit, .generation = generation() + 1, .text = text});
+  changed({culprit, 0, text});
 }
 
-void Control::hear(std::size_t i) {
-  Peer& p = peers_[i];
+void Control::receive(std::size_t peer) {
+  Peer& p = peers_[peer];
   if (p.fd < 0 || p.over) return;
-  const int who = rank_ == 0 ? int(i) : 0;
+  const int rank = rank_ == 0 ? int(peer) : 0;
   const auto broken = [&](const char* why) {
     p.over = true;
-    report(who, name(who) + why);
+    report(rank, name(rank) + why);
   };
   switch (p.in.receive(p.fd)) {
     case FrameReader::Got::nothing: break;
     case FrameReader::Got::bytes:
-      if (!is_lost(p)) longest_silence_ = std::max(longest_silence_.load(), now() - p.heard);
-      p.heard = now();
+      if (!is_lost(peer)) longest_silence_ = std::max(longest_silence_.load(), now() - p.received_at);
+      p.received_at = now();
       break;
     case FrameReader::Got::end: broken(" has died: its connection is closed");
   }
-  if (is_lost(p)) {  // its messages are ignored
+  if (is_lost(peer)) {  // its messages are ignored
     p.in = FrameReader(longest_frame);
     return;
   }
   try {
-    while (const auto frame = p.in.next()) handle(i, *frame);
+    while (const auto frame = p.in.next()) handle(peer, Message::from(*frame));
   } catch (const Error&) {
     broken(" sends what is no message");
   }
-  if (p.over || now() - p.heard <= deadlines_.silence) return;
-  p.over = !gives_up(who);
-  report(who, name(who) + " has said nothing for " + digits(deadlines_.silence) + " s: it is stopped, or cut off");
+  if (p.over || now() - p.received_at <= deadlines_.silence) return;
+  p.over = !gives_up(rank);
+  report(rank, name(rank) + " has said nothing for " + digits(deadlines_.silence) + " s: it is stopped, or cut off");
 }
 
-void Control::handle(std::size_t i, const Frame& frame) {
-  Said said;
-  require(frame.bytes.size() >= sizeof said, "no message");
-  std::memcpy(&said, frame.bytes.data(), sizeof said);
-  const std::string text = frame.bytes.substr(sizeof said);
-  require(said.rank >= (frame.type == type::failure || frame.type == type::accusation ? -1 : 0) && said.rank < size(),
-          "no rank");
-  switch (frame.type) {
-    case type::edge: {
-      if (said.rank == rank_) return;
+void Control::handle(std::size_t peer, const Message& m) {
+  const bool may_be_unknown = m.type == Type::failure || m.type == Type::accusation;
+  require(m.rank >= (may_be_unknown ? -1 : 0) && m.rank < size(), "no rank");
+  switch (m.type) {
+    case Type::edge: {
+      if (m.rank == rank_) return;
       std::lock_guard lock(mutex_);
-      return take(said.rank, {.waits_for = said.waits_for, .steps = said.number}, text);
+      return set_wait(m.rank, {{.waits_for = m.waits_for, .steps = m.number}, m.text});
     }
-    case type::failure:
-      failed(said.rank, text);
-      if (rank_ == 0) tell_all(type::failure, frame.bytes);
+    case Type::failure:
+      failed(m.rank, m.text);
+      if (rank_ == 0) send_all(m);
       return;
-    case type::accusation:
-      if (rank_ == 0 && goes_on_ && said.rank >= 0) report(said.rank > 0 ? said.rank : int(i), text);
+    case Type::accusation:
+      if (rank_ == 0 && goes_on() && m.rank >= 0) report(m.rank > 0 ? m.rank : int(peer), m.text);
       return;
-    case type::lost:
-    case type::returned:
-      if (rank_ == 0 || said.rank == 0) return;
-      if (said.rank == rank_)
-        return failed(rank_, name(rank_) + " was given up, and the others have gone on without it: " + text);
-      require(said.generation == generation() + 1, "generation ", said.generation, " comes after ", generation());
-      return changed({said.rank, frame.type == type::lost ? 0 : said.number, text});
-    case type::text:
-    case type::texts: {
+    case Type::lost:
+    case Type::returned:
+      if (rank_ == 0 || m.rank == 0) return;
+      if (m.rank == rank_)
+        return failed(rank_, name(rank_) + " was given up, and the others have gone on without it: " + m.text);
+      require(m.generation == generation() + 1, "generation ", m.generation, " comes after ", generation());
+      return changed({m.rank, m.type == Type::lost ? 0 : m.number, m.text});
+    case Type::text:
+    case Type::texts: {
       std::lock_guard lock(mutex_);
-      auto& texts = texts_[said.number];
+      auto& texts = texts_[m.number];
       texts.resize(names_.size());
-      if (frame.type == type::texts) {
-        const auto all = unbundle(text);
+      if (m.type == Type::texts) {
+        const auto all = unbundle(m.text);
         require(all.size() == texts.size(), "not one text of each rank");
         texts.assign(all.begin(), all.end());
       } else {
-        texts[std::size_t(said.rank)] = text;
+        texts[std::size_t(m.rank)] = m.text;
       }
-      return gathered_.notify_all();
+      return event_.notify_all();
     }
-    case type::goodbye: {
-      if (said.rank == (rank_ == 0 ? int(i) : 0)) peers_[i].over = true;
-      gone_[std::size_t(said.rank)].store(true, std::memory_order_release);
-      if (rank_ == 0) tell_all(type::goodbye, frame.bytes, &peers_[i]);
+    case Type::goodbye: {
+      if (m.rank == (rank_ == 0 ? int(peer) : 0)) peers_[peer].over = true;
+      gone_[std::size_t(m.rank)].store(true, std::memory_order_release);
+      if (rank_ == 0) send_all(m, &peers_[peer]);
       std::lock_guard lock(mutex_);
       return wake_all();
     }
@@ -477,57 +470,58 @@ void Control::handle(std::size_t i, const Frame& frame) {
   }
 }
 
-void Control::take_back(const HandshakeListener::Accepted& accepted) {
-  if (!let_in(accepted)) {
+void Control::readmit(const HandshakeListener::Accepted& accepted) {
+  if (!admit(accepted)) {
     close(accepted.connection);
     return;
   }
   const auto r = std::size_t(accepted.rank);
+  const Change change{accepted.rank, slots_[r].incarnation, slots_[r].record.text()};
   if (peers_[r].fd >= 0) close(peers_[r].fd);
   peers_[r].fd = -1;  // the membership that it receives contains its rejoin
-  tell_all(type::returned, packed({accepted.rank, -1, slots_[r].incarnation, generation() + 1}, slots_[r].record));
+  send_all({.type = Type::returned,
+            .rank = change.rank,
+            .number = change.incarnation,
+            .generation = generation() + 1,
+            .text = change.text});
   put_first(accepted.connection);
-  peers_[r] = {.fd = accepted.connection, .heard = now()};
-  changed({accepted.rank, slots_[r].incarnation, slots_[r].record});
+  peers_[r] = {.fd = accepted.connection, .received_at = now()};
+  changed(change);
 }
 
 // A process that the listener has accepted has the token. It gets its slot if the slot is free.
-bool Control::let_in(const HandshakeListener::Accepted& accepted) {
+bool Control::admit(const HandshakeListener::Accepted& accepted) {
   const double patience = std::min(0.5, deadlines_.silence / 4);  // seconds that it may delay the heartbeats
+  const std::string who = "rank " + std::to_string(accepted.rank);
   try {
-    auto answer = [&](const std::string& text) {
+    const auto refuse_with = [&](const std::string& text) {
       send_frame(accepted.connection, text, patience);
       return false;
     };
-    const std::string who = "rank " + std::to_string(accepted.rank);
     if (accepted.ranks != size() || accepted.rank <= 0 || accepted.rank >= size())
-      return answer("!" + who + " of " + std::to_string(accepted.ranks) + " ranks comes to a job of " +
-                    std::to_string(size()));
+      return refuse_with("!" + who + " of " + std::to_string(accepted.ranks) + " ranks comes to a job of " +
+                         std::to_string(size()));
     MemberSlot& slot = slots_[std::size_t(accepted.rank)];
-    if (gone(accepted.rank)) return answer("!" + name(accepted.rank) + " has ended well: nobody can come in its place");
+    if (gone(accepted.rank))
+      return refuse_with("!" + name(accepted.rank) + " has ended well: nobody can come in its place");
     if (!slot.lost)
-      return answer("-" + name(accepted.rank) + " has not been given up: nobody can come in its place yet");
-    answer("?the job has begun: TANDEM_INCARNATION=1 says that a rank comes back");
-    const AddressRecord mine = AddressRecord::from(slots_[0].record);
-    answer(mine.address);
-    const auto words = unbundle(receive_frame(accepted.connection, patience));
-    if (words.size() != 3) return answer("!what " + who + " says is damaged");
-    if (words[1] != membership_.terms)
-      return answer("!" + who + " does not fit to the job: " + first_difference(membership_.terms, words[1]));
-    MemberSlot back{false, false,
-                    std::max<std::uint64_t>(slot.incarnation + 1, std::strtoull(words[0].c_str(), nullptr, 10)),
-                    words[2]};
-    std::swap(slot, back);
-    Membership now{true, membership_.nonce, slot.incarnation, generation() + 1, membership_.terms, slots_};
-    for (int r = 0; r < size(); r++) now.slots[std::size_t(r)].left = gone(r);
-    try {
-      answer("+" + now.text());
-      return true;
-    } catch (const Error&) {
-      std::swap(slot, back);
-      return false;
-    }
-  } catch (const Error&) {  // it has disconnected meanwhile
+      return refuse_with("-" + name(accepted.rank) + " has not been given up: nobody can come in its place yet");
+    std::vector<std::string> addresses;
+    for (const MemberSlot& s : slots_) addresses.push_back(s.record.address);
+    send_frame(accepted.connection, "?" + bundle(addresses), patience);
+    const JoinRequest request = JoinRequest::from(receive_frame(accepted.connection, patience));
+    if (request.incarnation == 0)
+      return refuse_with("!the job has begun: TANDEM_INCARNATION=1 says that a rank comes back");
+    if (request.terms != membership_.terms)
+      return refuse_with("!" + who + " does not fit to the job: " + first_difference(membership_.terms, request.terms));
+    const MemberSlot back{.incarnation = std::max(slot.incarnation + 1, request.incarnation), .record = request.record};
+    Membership members{true, membership_.nonce, back.incarnation, generation() + 1, membership_.terms, slots_};
+    members.slots[std::size_t(accepted.rank)] = back;
+    for (int r = 0; r < size(); r++) members.slots[std::size_t(r)].left = gone(r);
+    send_frame(accepted.connection, "+" + members.text(), patience);
+    slot = back;
+    return true;
+  } catch (const Error&) {  // it has disconnected meanwhile, or its request is damaged
     return false;
   }
 }

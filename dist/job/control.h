@@ -33,11 +33,9 @@ namespace tandem {
 
 class Control {
  public:
-  // Takes the connections of the rendezvous, and at rank 0 its listener. Until begin() the ranks are named by their
-  // numbers only, and the job ends if any rank is lost.
-  Control(Rendezvous& rendezvous, const Deadlines& deadlines);
-  Control(Rendezvous& rendezvous, Membership membership, const Deadlines& deadlines);  // has begun
-  void begin(Membership membership, std::unique_ptr<SurvivorAgreement> survivor_agreement = nullptr);
+  // Takes the connections of the rendezvous, and at rank 0 its listener.
+  Control(Rendezvous& rendezvous, const Membership& membership, const Deadlines& deadlines,
+          std::unique_ptr<SurvivorAgreement> survivor_agreement = nullptr);
   ~Control();  // sends a good-bye; in a job that continues without lost ranks, not during an exception
   Control(const Control&) = delete;
 
@@ -50,7 +48,7 @@ class Control {
   const Deadlines& deadlines() const { return deadlines_; }
   double deadline() const { return deadlines_.wait; }
   const Membership& membership() const { return membership_; }  // at the time when this rank joined
-  bool goes_on() const { return goes_on_; }
+  bool goes_on() const { return membership_.goes_on; }
   // Returns the text of every rank, in the order of ranks. All ranks call it in the same order, and it waits for all;
   // at most 1 MiB each. One thread at a time. Throws Error that names a rank which has left or does not arrive.
   std::vector<std::string> gather(const std::string& mine);
@@ -62,7 +60,7 @@ class Control {
     if (paused()) wait_until_read();
   }
   bool given_up() const {  // rank 0 has given this rank up
-    return failed_.load(std::memory_order_acquire) && goes_on_ && culprit_ == rank_;
+    return failed_.load(std::memory_order_acquire) && goes_on() && culprit_ == rank_;
   }
   // it has sent a good-bye
   bool gone(int rank) const { return gone_[std::size_t(rank)].load(std::memory_order_acquire); }
@@ -88,18 +86,36 @@ class Control {
   std::vector<int> survivors();
 
  private:
+  enum class Type : std::uint32_t { edge = 1, failure, goodbye, accusation, lost, returned, text, texts };
+  // The content of a frame.
+  struct Message {
+    Type type;
+    std::int32_t rank = 0;         // of the edge; the culprit; the rank that leaves, is lost or has rejoined
+    std::int32_t waits_for = -1;   // of the edge
+    std::uint64_t number = 0;      // edge: its steps; returned: the incarnation; text, texts: the gathering
+    std::uint64_t generation = 0;  // of the membership after that loss or rejoin
+    // The operation in which a rank waits; the reason of a failure or loss; an address record; gathered texts.
+    std::string text = {};
+    void put(FrameWriter& out) const;
+    static Message from(const Frame& frame);  // throws Error
+  };
   static constexpr std::size_t longest_frame = 16 << 20;
   struct Peer {  // at rank 0 one for each rank, on other ranks one for rank 0
     int fd = -1;
     bool over = false;  // no more frames are expected from it
-    double heard = 0;   // time of the last receipt
+    double received_at = 0;
     FrameWriter out = {};
     FrameReader in{longest_frame};
   };
-  void apply(Membership membership);
-  void wake_all();  // call with the lock held
-  void call_roll();
-  void take(int rank, const WaitForEdge& edge, const std::string& in);
+  struct Wait {  // of a rank, by its last report
+    WaitForEdge edge;
+    std::string in = {};  // the operation in which it waits, as text
+    double since = 0;     // when this state began
+  };
+  void wake_thread();
+  void wake_all();  // this and set_failed(): call with the lock held
+  void set_failed(int culprit, const std::string& text);
+  void set_wait(int rank, const Wait& wait);
   std::vector<WaitForEdge> wait_for_graph() const;
   void warn_of_standstill();
   void failed(int culprit, const std::string& text);
@@ -112,57 +128,47 @@ class Control {
   void run();
   void wait_for_events(double seconds);
   bool carry_out_orders();
+  void agree_on_survivors();
   void leave();
-  void tell_all(std::uint32_t type, const std::string& bytes, const Peer* but = nullptr);
-  void tell_edges();
+  void send_all(const Message& message, const Peer* except = nullptr);
+  void send_edges();
   void flush();
-  void report(int culprit, const std::string&text), lose(int rank, const std::string&why);
-  void hear(std::size_t i), handle(std::size_t i, const Frame&frame);
-  void take_back(const HandshakeListener::Accepted& accepted);
-  bool let_in(const HandshakeListener::Accepted& accepted);
-  bool gives_up(int rank) const { return goes_on_ && rank_ == 0 && rank != 0; }
-  bool is_lost(const Peer& p) const {  // given up, by rank 0
-    const auto i = std::size_t(&p - peers_.data());
-    return rank_ == 0 && i < slots_.size() && slots_[i].lost;
-  }
+  void report(int culprit, const std::string& text);
+  void receive(std::size_t peer);
+  void handle(std::size_t peer, const Message& message);
+  void readmit(const HandshakeListener::Accepted& accepted);
+  bool admit(const HandshakeListener::Accepted& accepted);
+  bool gives_up(int rank) const { return goes_on() && rank_ == 0 && rank != 0; }
+  bool is_lost(std::size_t peer) const { return rank_ == 0 && slots_[peer].lost; }
 
-  int rank_;
-  std::vector<std::string> names_;
-  Deadlines deadlines_;
-  std::vector<Peer> peers_;  // this and the following: used by the thread only
-  double looked_ = 0;
-  std::atomic<double> read_{0};  // the thread has read everything that arrived before this time
+  const int rank_;
+  const Membership membership_;
+  const Deadlines deadlines_;
+  std::vector<MemberSlot> slots_;  // the current slots, at rank 0; this and the following: used by the thread only
+  std::vector<Peer> peers_;
+  std::unique_ptr<RendezvousListener> listener_;
+  std::unique_ptr<SurvivorAgreement> survivor_agreement_;
+  double looked_at_ = 0;
+  bool warned_ = false;             // a warning was printed for the current standstill
+  std::atomic<double> read_at_{0};  // the thread has read everything that arrived before this time
   std::atomic<double> longest_silence_{0};
-  mutable std::mutex mutex_;
-  struct Told {
-    WaitForEdge edge;
-    std::string in;    // the operation in which it waits, as text
-    double since = 0;  // when this state began
-  };
-  std::map<const void*, WaitForEdge> mine_;  // of the communicators that wait
-  std::vector<Told> told_;
-  bool warned_ = false;  // a warning was printed for the current standstill
   std::vector<std::atomic<bool>> gone_;
   std::atomic<bool> failed_{false};
+  std::atomic<std::size_t> change_count_{0};
+  mutable std::mutex mutex_;  // for the following
+  std::condition_variable event_;
+  std::vector<std::string> names_;
+  std::map<const void*, WaitForEdge> own_waits_;  // of the communicators that wait
+  std::vector<Wait> waits_;                       // by rank
   std::string text_;
   int culprit_ = -1;
-  std::vector<Frame> outgoing_;  // failures and accusations that the thread has to send
+  std::vector<Change> changes_;
+  std::vector<Message> orders_;  // messages of other threads that the thread has to send
   std::map<const void*, std::function<void()>> wake_;
   std::map<std::uint64_t, std::vector<std::optional<std::string>>> texts_;  // of gatherings in progress
   std::uint64_t gatherings_ = 0;
-  std::condition_variable gathered_;
-  std::atomic<bool> goes_on_{false};
-  Membership membership_;
-  std::vector<MemberSlot> slots_;  // the current slots, at rank 0; used by the thread only
-  std::unique_ptr<RendezvousListener> listener_;
-  std::vector<Change> changes_;
-  std::atomic<std::size_t> change_count_{0};
-  std::vector<std::pair<int, std::string>> accused_;  // by rank 0 itself
-  bool leaves_well_ = true, fails_ = false;
-  std::unique_ptr<SurvivorAgreement> survivor_agreement_;
   std::vector<int> survivors_;  // empty until the survivor agreement is over
-  std::condition_variable called_;
-  bool end_ = false;
+  bool end_ = false, leaves_well_ = true;
   int wake_pipe_[2];
   std::thread thread_;
 };

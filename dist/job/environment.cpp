@@ -6,7 +6,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
-#include <iterator>
 
 #include "core/error.h"
 #include "core/text.h"
@@ -43,11 +42,10 @@ int number(const char* name, const char* text, int low, int high) {
 // The parent process and its start time, which are the same for all ranks that one launcher starts on a host.
 std::string parent() {
   std::ifstream file("/proc/" + std::to_string(getppid()) + "/stat");
-  std::string stat((std::istreambuf_iterator<char>(file)), {});
-  std::size_t at = stat.rfind(')');
-  for (int field = 2; at != std::string::npos && field < 22; field++) at = stat.find(' ', at + 1);
-  return std::to_string(getppid()) + "@" +
-         (at == std::string::npos ? "?" : stat.substr(at + 1, stat.find(' ', at + 1) - at - 1));
+  file.ignore(4096, ')');  // the name, which may contain blanks
+  std::string field;
+  for (int i = 3; i <= 22; i++) file >> field;
+  return std::to_string(getppid()) + "@" + field;
 }
 
 }  // namespace

@@ -15,20 +15,17 @@ namespace {
 
 struct Head {
   std::uint32_t length, type;
-  std::uint64_t number;
 };
 constexpr std::size_t longest_alone = 16 << 20;  // of send_frame()
 
-std::string framed(std::uint32_t type, std::uint64_t number, const std::string& bytes) {
-  const Head head{std::uint32_t(bytes.size()), type, number};
+std::string framed(std::uint32_t type, const std::string& bytes) {
+  const Head head{std::uint32_t(bytes.size()), type};
   return std::string(reinterpret_cast<const char*>(&head), sizeof head) + bytes;
 }
 
-// Throws if a head is not the next one of its connection.
-Head head_in(const std::string& bytes, std::uint64_t number, std::size_t longest) {
+Head head_in(const std::string& bytes, std::size_t longest) {
   Head head;
   std::memcpy(&head, bytes.data(), sizeof head);
-  require(head.number == number, "frame ", head.number, " comes where frame ", number, " is expected");
   require(head.length <= longest, "a frame of ", head.length, " bytes is too long");
   return head;
 }
@@ -37,9 +34,7 @@ Head head_in(const std::string& bytes, std::uint64_t number, std::size_t longest
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
-void FrameWriter::put(std::uint32_t type, const std::string& bytes) {
-  queue_.push_back(framed(type, ++number_, bytes));
-}
+void FrameWriter::put(std::uint32_t type, const std::string& bytes) { queue_.push_back(framed(type, bytes)); }
 
 void FrameWriter::flush(int connection) {
   while (!queue_.empty()) {
@@ -69,11 +64,10 @@ FrameReader::Got FrameReader::receive(int connection) {
 
 std::optional<Frame> FrameReader::next() {
   if (bytes_.size() < sizeof(Head)) return {};
-  const Head head = head_in(bytes_, number_ + 1, longest_);
+  const Head head = head_in(bytes_, longest_);
   if (bytes_.size() < sizeof head + head.length) return {};
   Frame frame{head.type, bytes_.substr(sizeof head, head.length)};
   bytes_.erase(0, sizeof head + head.length);
-  number_++;
   return frame;
 }
 
@@ -133,12 +127,12 @@ std::string receive_all(int connection, std::size_t count, double until) {
 
 void send_frame(int connection, const std::string& bytes, double seconds) {
   require(bytes.size() <= longest_alone, "a frame of ", bytes.size(), " bytes is too long");
-  send_all(connection, framed(0, 0, bytes), now() + seconds);
+  send_all(connection, framed(0, bytes), now() + seconds);
 }
 
 std::string receive_frame(int connection, double seconds) {
   const double until = now() + seconds;
-  return receive_all(connection, head_in(receive_all(connection, sizeof(Head), until), 0, longest_alone).length, until);
+  return receive_all(connection, head_in(receive_all(connection, sizeof(Head), until), longest_alone).length, until);
 }
 
 }  // namespace tandem

@@ -1,4 +1,4 @@
-// Frames: whole messages on a TCP connection, each with a header (length, type, sequence number) and its bytes. The
+// Frames: whole messages on a TCP connection, each with a header (length, type) and its bytes. The
 // rendezvous sends and receives one frame at a time and waits; the control plane queues frames and never waits. Several
 // texts in one message are a bundle.
 #pragma once
@@ -25,8 +25,7 @@ class FrameWriter {
 
  private:
   std::deque<std::string> queue_;
-  std::size_t sent_ = 0;      // bytes of the first frame
-  std::uint64_t number_ = 0;  // of the last frame, from 1
+  std::size_t sent_ = 0;  // bytes of the first frame
 };
 
 // The receiving side.
@@ -35,16 +34,15 @@ class FrameReader {
   explicit FrameReader(std::size_t longest) : longest_(longest) {}
   enum class Got : std::uint8_t { nothing, bytes, end };  // end: the connection is closed or broken
   Got receive(int connection);                            // all available bytes; does not wait
-  // The next whole frame. Throws Error if the bytes are not valid frames: one is missing, too long or truncated.
+  // The next whole frame. Throws Error if it is too long.
   std::optional<Frame> next();
 
  private:
   std::string bytes_;
   std::size_t longest_;
-  std::uint64_t number_ = 0;  // of the last frame
 };
 
-// One frame without a number, before a FrameWriter uses the connection. They throw Error if the peer is gone or the
+// One frame, before a FrameWriter uses the connection. They throw Error if the peer is gone or the
 // time runs out.
 void send_frame(int connection, const std::string& bytes, double seconds);
 std::string receive_frame(int connection, double seconds);

@@ -9,10 +9,12 @@
 #include <openssl/rand.h>
 #include <poll.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <cstddef>
 #include <cstring>
 #include <utility>
 
@@ -45,42 +47,96 @@ void tune(int fd) {
 }
 
 std::string text_of(const sockaddr_storage& address, socklen_t length) {
+  if (address.ss_family == AF_UNIX) return "127.0.0.1";
   char host[NI_MAXHOST] = "?";
   getnameinfo(reinterpret_cast<const sockaddr*>(&address), length, host, sizeof host, nullptr, 0, NI_NUMERICHOST);
   const std::string text = host;
   return text.starts_with("::ffff:") ? text.substr(7) : text;  // an IPv4 address at a socket for IPv4 and IPv6
 }
 
+std::pair<sockaddr_un, socklen_t> local_address(const std::string& name) {
+  sockaddr_un a{};
+  a.sun_family = AF_UNIX;
+  const std::size_t length = name.copy(a.sun_path + 1, sizeof a.sun_path - 1);
+  return {a, socklen_t(offsetof(sockaddr_un, sun_path) + 1 + length)};
+}
+
+// The kernel reports the user of a local peer. Peers by TCP prove the token instead.
+bool of_another_user(int connection) {
+  int domain = 0;
+  ucred peer{};
+  socklen_t domain_size = sizeof domain, peer_size = sizeof peer;
+  getsockopt(connection, SOL_SOCKET, SO_DOMAIN, &domain, &domain_size);
+  return domain == AF_UNIX &&
+         (getsockopt(connection, SOL_SOCKET, SO_PEERCRED, &peer, &peer_size) != 0 || peer.uid != geteuid());
+}
+
+// A connected socket. −1: there is none, for the reason `why`.
+int connected(const void* address, socklen_t length, double until, std::string& why) {
+  const auto* a = static_cast<const sockaddr*>(address);
+  const int fd = socket(a->sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  if (fd < 0) return -1;
+  int error = connect(fd, a, length) == 0 ? 0 : errno;
+  socklen_t bytes = sizeof error;
+  if (error == EINPROGRESS) {
+    error = ready(fd, POLLOUT, until) ? 0 : ETIMEDOUT;
+    if (error == 0) getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &bytes);
+  }
+  if (error == 0) return fd;
+  why = std::strerror(error);
+  close(fd);
+  return -1;
+}
+
+// A socket that is bound to the address. −1: errno has the reason.
+int bound(const void* address, socklen_t length) {
+  const auto* a = static_cast<const sockaddr*>(address);
+  const int on = 1, off = 0, s = socket(a->sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  if (s < 0) return -1;
+  setsockopt(s, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+  setsockopt(s, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
+  if (bind(s, a, length) == 0) return s;
+  const int why = errno;
+  close(s);
+  errno = why;
+  return -1;
+}
+
+[[noreturn]] void cannot_listen(const std::string& where) {
+  const int why = errno;
+  fail("rank 0 cannot listen on ", where, ": ", std::strerror(why),
+       why == EADDRINUSE ? " (ss -lxtnp shows who does; choose another port by MASTER_PORT)" : "");
+}
+
 }  // namespace
 
+int local_socket(const std::string& name) {
+  const auto [address, length] = local_address(name);
+  const int s = bound(&address, length);
+  if (s < 0) cannot_listen("the local socket @" + name);
+  return s;
+}
+
+bool listens_locally(const std::string& name) {
+  const auto [address, length] = local_address(name);
+  std::string why;
+  const int fd = connected(&address, length, now(), why);
+  if (fd >= 0) close(fd);
+  return fd >= 0;
+}
+
 int bound_socket(bool loopback, int port) {
-  const int on = 1, off = 0;
-  auto give_up = [&](int s) {
-    const int why = errno;
-    if (s >= 0) close(s);
-    fail("rank 0 cannot listen on port ", port, ": ", std::strerror(why),
-         why == EADDRINUSE ? " (ss -ltnp shows who does; choose another one by MASTER_PORT)" : "");
-  };
-  const int six = loopback ? -1 : socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-  if (six >= 0) {
-    setsockopt(six, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-    setsockopt(six, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
-    sockaddr_in6 a{};
-    a.sin6_family = AF_INET6;
-    a.sin6_addr = in6addr_any;
-    a.sin6_port = htons(std::uint16_t(port));
-    if (bind(six, reinterpret_cast<sockaddr*>(&a), sizeof a) == 0) return six;
-    if (errno == EADDRINUSE) give_up(six);
-    close(six);
-  }
-  const int four = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-  setsockopt(four, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-  sockaddr_in a{};
-  a.sin_family = AF_INET;
-  a.sin_addr.s_addr = htonl(loopback ? INADDR_LOOPBACK : INADDR_ANY);
-  a.sin_port = htons(std::uint16_t(port));
-  if (four < 0 || bind(four, reinterpret_cast<sockaddr*>(&a), sizeof a) != 0) give_up(four);
-  return four;
+  sockaddr_in6 six{};
+  six.sin6_family = AF_INET6;
+  six.sin6_port = htons(std::uint16_t(port));
+  sockaddr_in four{};
+  four.sin_family = AF_INET;
+  four.sin_addr.s_addr = htonl(loopback ? INADDR_LOOPBACK : INADDR_ANY);
+  four.sin_port = htons(std::uint16_t(port));
+  int s = loopback ? -1 : bound(&six, sizeof six);  // a socket for IPv6 takes connections by IPv4 too
+  if (s < 0 && (loopback || errno != EADDRINUSE)) s = bound(&four, sizeof four);
+  if (s < 0) cannot_listen("port " + std::to_string(port));
+  return s;
 }
 
 int port_of(int socket) {
@@ -102,11 +158,7 @@ bool is_loopback(const std::string& address) { return address == "::1" || addres
 
 // ---- the side that listens ------------------------------------------------------------------------------------------
 HandshakeListener::HandshakeListener(int socket, std::string token) : socket_(socket), token_(std::move(token)) {
-  if (listen(socket_, 512) == 0) return;
-  const int why = errno, port = port_of(socket_);
-  close(socket_);
-  fail("cannot listen on port ", port, ": ", std::strerror(why),
-       why == EADDRINUSE ? " (ss -ltnp shows who does; choose another one by MASTER_PORT)" : "");
+  if (listen(socket_, 512) != 0) cannot_listen("port " + std::to_string(port_of(socket_)));
 }
 
 HandshakeListener::~HandshakeListener() {
@@ -114,8 +166,9 @@ HandshakeListener::~HandshakeListener() {
   for (UnauthenticatedPeer& s : unauthenticated_) close(s.connection);
 }
 
-bool HandshakeListener::knows_token(const UnauthenticatedPeer& s) const {
-  return equal(s.said.substr(16 + nonce_bytes), hmac(token_, "rank" + s.nonce + s.said.substr(8, 8 + nonce_bytes)));
+bool HandshakeListener::has_token(const UnauthenticatedPeer& s) const {
+  return equal(s.received.substr(16 + nonce_bytes),
+               hmac(token_, "rank" + s.nonce + s.received.substr(8, 8 + nonce_bytes)));
 }
 
 std::vector<HandshakeListener::Accepted> HandshakeListener::wait(double seconds) {
@@ -129,18 +182,18 @@ std::vector<HandshakeListener::Accepted> HandshakeListener::wait(double seconds)
     bool drop = now() > s.until;
     if (polled[i + 1].revents) {
       char bytes[hello_bytes];
-      const ssize_t n = ::recv(s.connection, bytes, hello_bytes - s.said.size(), MSG_DONTWAIT);
-      if (n > 0) s.said.append(bytes, std::size_t(n));
+      const ssize_t n = ::recv(s.connection, bytes, hello_bytes - s.received.size(), MSG_DONTWAIT);
+      if (n > 0) s.received.append(bytes, std::size_t(n));
       drop = drop || n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR);
-      drop = drop || s.said.compare(0, 8, magic, 0, std::min<std::size_t>(8, s.said.size())) != 0;
+      drop = drop || s.received.compare(0, 8, magic, 0, std::min<std::size_t>(8, s.received.size())) != 0;
     }
-    if (!drop && s.said.size() < hello_bytes) continue;
-    if (!drop && knows_token(s)) {
+    if (!drop && s.received.size() < hello_bytes) continue;
+    if (!drop && has_token(s)) {
       fcntl(s.connection, F_SETFL, fcntl(s.connection, F_GETFL) & ~O_NONBLOCK);
       try {
-        send_all(s.connection, hmac(token_, "zero" + s.said.substr(16, nonce_bytes) + s.nonce), now() + 1);
+        send_all(s.connection, hmac(token_, "zero" + s.received.substr(16, nonce_bytes) + s.nonce), now() + 1);
         accepted.push_back(
-            {std::exchange(s.connection, -1), int(word_at(s.said, 8)), int(word_at(s.said, 12)), s.address});
+            {std::exchange(s.connection, -1), int(word_at(s.received, 8)), int(word_at(s.received, 12)), s.address});
       } catch (const Error&) {  // it has disconnected meanwhile
       }
     }
@@ -160,7 +213,8 @@ void HandshakeListener::greet() {
     tune(fd);
     UnauthenticatedPeer s{fd, now() + patience, random_bytes(nonce_bytes), "", text_of(from, length)};
     const std::string greeting = magic + s.nonce;
-    if (::send(fd, greeting.data(), greeting.size(), MSG_NOSIGNAL | MSG_DONTWAIT) != ssize_t(greeting.size())) {
+    if (of_another_user(fd) ||
+        ::send(fd, greeting.data(), greeting.size(), MSG_NOSIGNAL | MSG_DONTWAIT) != ssize_t(greeting.size())) {
       close(fd);
       continue;
     }
@@ -176,37 +230,33 @@ void HandshakeListener::greet() {
 int connect_with_token(const std::string& address, int port, const std::string& token, int rank, int ranks,
                        double seconds) {
   const double until = now() + seconds;
-  addrinfo hints{}, *found = nullptr;
-  hints.ai_socktype = SOCK_STREAM;
-  if (const int error = getaddrinfo(address.c_str(), std::to_string(port).c_str(), &hints, &found))
-    fail(address, ": ", gai_strerror(error));
-  const std::string there = address + " port " + std::to_string(port) + ": ";
+  const bool local = address.starts_with("@");
+  const std::string there = address + (local ? "" : " port " + std::to_string(port)) + ": ";
   std::string why;
   int fd = -1;
-  for (addrinfo* a = found; a && fd < 0; a = a->ai_next) {
-    fd = socket(a->ai_family, a->ai_socktype | SOCK_CLOEXEC | SOCK_NONBLOCK, a->ai_protocol);
-    if (fd < 0) continue;
-    int error = 0;
-    socklen_t length = sizeof error;
-    if (connect(fd, a->ai_addr, a->ai_addrlen) != 0) error = errno;
-    if (error == EINPROGRESS) {
-      error = ready(fd, POLLOUT, until) ? 0 : ETIMEDOUT;
-      if (error == 0) getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &length);
-    }
-    if (error != 0) why = std::strerror(error), close(std::exchange(fd, -1));
+  if (local) {
+    const auto [there_address, length] = local_address(address.substr(1));
+    fd = connected(&there_address, length, until, why);
+  } else {
+    addrinfo hints{}, *found = nullptr;
+    hints.ai_socktype = SOCK_STREAM;
+    if (const int error = getaddrinfo(address.c_str(), std::to_string(port).c_str(), &hints, &found))
+      fail(address, ": ", gai_strerror(error));
+    for (addrinfo* a = found; a && fd < 0; a = a->ai_next) fd = connected(a->ai_addr, a->ai_addrlen, until, why);
+    freeaddrinfo(found);
   }
-  freeaddrinfo(found);
   if (fd < 0) fail(there, why);
   fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) & ~O_NONBLOCK);
   tune(fd);
   try {
+    require(!of_another_user(fd), "another user listens there");
     const std::string greeting = receive_all(fd, magic.size() + nonce_bytes, until);
     require(greeting.compare(0, 8, magic) == 0, "something else listens there");
     const std::string theirs = greeting.substr(8), mine = random_bytes(nonce_bytes);
     const std::string who = word(std::uint32_t(rank)) + word(std::uint32_t(ranks)) + mine;
     send_all(fd, magic + who + hmac(token, "rank" + theirs + who), until);
     require(equal(receive_all(fd, mac_bytes, until), hmac(token, "zero" + mine + theirs)),
-            "what listens there does not know the token");
+            "what listens there has another token");
   } catch (const Error& e) {
     close(fd);
     fail(there, e.what());

@@ -12,6 +12,10 @@ namespace tandem {
 // A socket on a free port (port 0) or a given one, on all addresses or only on the loopback interface. The kernel
 // refuses connections until it listens. Throws Error if the port is in use.
 int bound_socket(bool loopback, int port);
+// A socket for the processes of this user on this host: an abstract Unix socket, which is no file and vanishes with its
+// process. Its address is "@" and the name.
+int local_socket(const std::string& name);
+bool listens_locally(const std::string& name);
 int port_of(int socket);
 std::string address_of(int connection);  // "10.0.0.3": of this side
 bool is_loopback(const std::string& address);
@@ -35,16 +39,17 @@ class HandshakeListener {
   struct UnauthenticatedPeer {
     int connection;
     double until;
-    std::string nonce, said, address;
+    std::string nonce, received, address;
   };
   void greet();
-  bool knows_token(const UnauthenticatedPeer& peer) const;
+  bool has_token(const UnauthenticatedPeer& peer) const;
   int socket_;
   std::string token_;
   std::vector<UnauthenticatedPeer> unauthenticated_;
 };
 
-// The side that connects: to a listener with the same token. Throws Error with the reason if that fails.
+// The side that connects: to a listener with the same token, or at a local address of the same user. Throws Error with
+// the reason if that fails.
 int connect_with_token(const std::string& address, int port, const std::string& token, int rank, int ranks,
                        double seconds);
 

@@ -1,6 +1,7 @@
 #include "dist/job/hosts.h"
 
 #include <algorithm>
+#include <regex>
 #include <sstream>
 
 #include "core/error.h"
@@ -10,26 +11,16 @@
 namespace tandem {
 namespace {
 
-int slots_in(const std::string& text, const std::string& where) {
-  const auto n = parsed<int>(text);
-  if (!n || *n < 1 || *n > 4096)
-    refuse(where, ": ", text.empty() ? "no number" : text, " where a number of ranks is expected, from 1 to 4096");
-  return *n;
-}
-
-Host host_in(const std::string& word, const std::string& where) {
-  const std::size_t colon = word.find(':');
-  Host h{word.substr(0, colon), 1};
-  if (colon != std::string::npos) h.slots = slots_in(word.substr(colon + 1), where);
-  const bool plain =
-      !h.name.empty() && h.name[0] != '-' && std::all_of(h.name.begin(), h.name.end(), [](unsigned char c) {
-        return std::isalnum(c) || c == '.' || c == '-' || c == '_' || c == '@';
-      });
-  if (!plain) refuse(where, ": '", h.name, "' is no name of a host");
-  return h;
-}
-
-void add(std::vector<Host>& hosts, const Host& host, const std::string& where) {
+void add(std::vector<Host>& hosts, const std::string& text, const std::string& where) {
+  static const std::regex form("\\s*([A-Za-z0-9._@][-A-Za-z0-9._@]*)(?:(?::|\\s+slots=)(\\S*))?\\s*");
+  std::smatch parts;
+  if (!std::regex_match(text, parts, form))
+    refuse(where, ": '", text, "' is no name of a host (host, host:4 or host slots=4)");
+  const std::string slots = parts[2].matched ? parts[2].str() : "1";
+  const int n = parsed<int>(slots).value_or(0);
+  if (n < 1 || n > 4096)
+    refuse(where, ": ", slots.empty() ? "no number" : slots, " where a number of ranks is expected, from 1 to 4096");
+  const Host host{parts[1], n};
   for (const Host& h : hosts)
     if (h.name == host.name) refuse(where, ": ", host.name, " comes twice: say how many ranks by ", host.name, ":N");
   hosts.push_back(host);
@@ -40,7 +31,7 @@ void add(std::vector<Host>& hosts, const Host& host, const std::string& where) {
 std::vector<Host> hosts_in_list(const std::string& list) {
   std::vector<Host> hosts;
   std::istringstream words(list);
-  for (std::string w; std::getline(words, w, ',');) add(hosts, host_in(w, "-H " + list), "-H " + list);
+  for (std::string w; std::getline(words, w, ',');) add(hosts, w, "-H " + list);
   if (hosts.empty()) refuse("-H: no host is named");
   return hosts;
 }
@@ -50,16 +41,9 @@ std::vector<Host> hosts_in_text(const std::string& text, const std::string& path
   std::istringstream lines(text);
   int number = 0;
   for (std::string line; std::getline(lines, line);) {
-    const std::string where = path + ":" + std::to_string(++number);
-    std::istringstream words(line.substr(0, line.find('#')));
-    std::string name, word;
-    if (!(words >> name)) continue;
-    Host h = host_in(name, where);
-    while (words >> word) {
-      if (!word.starts_with("slots=")) refuse(where, ": the word ", word, " is not known (host slots=4, or host:4)");
-      h.slots = slots_in(word.substr(6), where);
-    }
-    add(hosts, h, where);
+    number++;
+    line.erase(std::min(line.find('#'), line.size()));
+    if (line.find_first_not_of(" \t\r") != std::string::npos) add(hosts, line, path + ":" + std::to_string(number));
   }
   if (hosts.empty()) refuse(path, ": names no host");
   return hosts;

@@ -56,12 +56,9 @@ class Job {
   std::unique_ptr<Channel> channel(std::vector<int> group = {});
 
  private:
-  void rendezvous(const Variables&variables), rejoin(const Variables&variables, std::uint64_t incarnation);
   std::shared_ptr<Ucx> open_ucx() const;
   std::unique_ptr<Communicator> messages();
-  AddressRecord record(int rank) const {
-    return AddressRecord::from(control_->membership().slots[std::size_t(rank)].record);
-  }
+  const AddressRecord& record(int rank) const { return control_->membership().slots[std::size_t(rank)].record; }
 
   Place place_;
   Deadlines deadlines_;

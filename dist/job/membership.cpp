@@ -31,13 +31,13 @@ std::string host_identity() {
   return id.append(":").append(host_name());
 }
 
+}  // namespace
+
 std::uint64_t number_in(const std::string& text) {
   const auto v = parsed<std::uint64_t>(text);
   require(v.has_value(), "a damaged address record: ", text, " is no number");
   return *v;
 }
-
-}  // namespace
 
 std::string AddressRecord::text() const {
   return bundle({host, identity, std::to_string(process), address, std::to_string(port), ucx});
@@ -49,23 +49,27 @@ AddressRecord AddressRecord::from(const std::string& text) {
   return {words[0], words[1], int(number_in(words[2])), words[3], int(number_in(words[4])), words[5]};
 }
 
-AddressRecord AddressRecord::mine() {
-  return {.host = host_name(), .identity = host_identity(), .process = int(getpid())};
+AddressRecord AddressRecord::mine(const std::string& address) {
+  return {.host = host_name(), .identity = host_identity(), .process = int(getpid()), .address = address};
 }
 
 std::string Membership::text() const {
   std::vector<std::string> words{std::to_string(nonce), std::to_string(incarnation), std::to_string(generation), terms};
   for (const MemberSlot& s : slots)
-    words.insert(words.end(), {s.lost ? "lost" : s.left ? "left" : "here", std::to_string(s.incarnation), s.record});
+    words.insert(words.end(), {s.lost   ? "lost"
+                               : s.left ? "left"
+                                        : "here",
+                               std::to_string(s.incarnation), s.record.text()});
   return bundle(words);
 }
 
 Membership Membership::from(const std::string& text) {
   const auto words = unbundle(text);
   require(words.size() >= 4 && words.size() % 3 == 1, "a damaged membership");
-  Membership m{true, number_in(words[0]), number_in(words[1]), number_in(words[2]), words[3]};
+  Membership m{false, number_in(words[0]), number_in(words[1]), number_in(words[2]), words[3]};
   for (std::size_t i = 4; i < words.size(); i += 3)
-    m.slots.push_back({words[i] == "lost", words[i] == "left", number_in(words[i + 1]), words[i + 2]});
+    m.slots.push_back(
+        {words[i] == "lost", words[i] == "left", number_in(words[i + 1]), AddressRecord::from(words[i + 2])});
   return m;
 }
 

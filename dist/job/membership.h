@@ -13,19 +13,18 @@ struct AddressRecord {
   std::string identity;  // the same for processes that share memory
   int process = 0;
   std::string address = {};  // of its host, for the other ranks
-  int port = 0;              // port of its survivor agreement
+  int port = 0;              // of its survivor agreement
   std::string ucx = {};      // the address of its channel's UCX worker; empty: it has none
 
   std::string text() const;
-  static AddressRecord from(const std::string& text);  // throws Error
-  // This process's record, without a port.
-  static AddressRecord mine();
+  static AddressRecord from(const std::string& text);     // throws Error
+  static AddressRecord mine(const std::string& address);  // of this process, without ports
 };
 
 struct MemberSlot {
   bool lost = false, left = false;  // left: it has ended normally
   std::uint64_t incarnation = 0;
-  std::string record;
+  AddressRecord record = {};
 };
 
 // The job's state when a rank begins or rejoins.
@@ -36,7 +35,7 @@ struct Membership {
   std::string terms = {};                    // the settings that all ranks have agreed on
   std::vector<MemberSlot> slots = {};
   std::string text() const;
-  static Membership from(const std::string& text);
+  static Membership from(const std::string& text);  // without goes_on. Throws Error
 };
 
 // A rank was lost or has rejoined. Rank 0 decides. All ranks receive all changes in the same order; each change is a
@@ -47,6 +46,7 @@ struct Change {
   std::string text;               // the reason; or the address record of the rejoined rank
 };
 
+std::uint64_t number_in(const std::string& text);  // of a record. Throws Error
 // Compares two texts by lines: the first line that differs, of both.
 std::string first_difference(const std::string& a, const std::string& b);
 

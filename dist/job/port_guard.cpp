@@ -30,7 +30,7 @@ std::vector<int> listening_sockets() {
   return found;
 }
 
-std::string hear_only(int socket, const std::vector<std::string>& addresses) {
+std::string accept_only(int socket, const std::vector<std::string>& addresses) {
   if (option(socket, SO_DOMAIN) != AF_INET) return "it listens by IPv6";
   std::set<std::uint32_t> sources;
   for (const std::string& text : addresses) {

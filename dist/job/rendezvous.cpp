@@ -1,20 +1,13 @@
 #include "dist/job/rendezvous.h"
 
-#include <fcntl.h>
-#include <sys/file.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
-#include <cstdio>
 #include <cstring>
-#include <ctime>
 #include <filesystem>
-#include <fstream>
 #include <thread>
 #include <utility>
 
@@ -25,76 +18,16 @@
 namespace tandem {
 namespace {
 
-// ---- the file in which ranks of one host find each other ------------------------------------------------------------
-bool only_mine(const std::string& folder) {
-  struct stat s {};
-  return lstat(folder.c_str(), &s) == 0 && S_ISDIR(s.st_mode) && s.st_uid == getuid() && (s.st_mode & 022) == 0 &&
-         access(folder.c_str(), W_OK | X_OK) == 0;
-}
-
-// Whether the folder's file system has free space. A full disk has none, and /proc never has.
-bool has_room(const std::string& folder) {
-  struct statvfs s {};
-  return statvfs(folder.c_str(), &s) == 0 && s.f_bavail > 0;
-}
-
-// XDG_RUNTIME_DIR may be another user's (su, sudo -E), open to all (WSL) or full: then it is not used.
-std::string private_folder(const Variables& variables) {
-  const char* given = variables("XDG_RUNTIME_DIR");
-  if (given && given[0] == '/' && only_mine(given) && has_room(given)) return given;
-  const std::string folder = "/tmp/tandem-" + std::to_string(getuid());
-  if (mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST)
-    refuse(folder, ": cannot be made: ", std::strerror(errno),
-           ". Set XDG_RUNTIME_DIR to a folder that only you can write");
-  if (!only_mine(folder))
-    refuse(folder,
-           ": must be a folder that only you can write: it holds the token of a job. Or set XDG_RUNTIME_DIR to such a "
-           "folder");
-  return folder;
-}
-
-// Containers and hosts may share this folder, and may use the same numbers for processes and jobs. So only ranks in the
-// same process and network namespaces meet here. TANDEM_JOB does not need this: tandem-run draws it at random, and each
-// of its ranks may be in its own container.
-std::string rendezvous_file(const std::string& job, const Variables& variables) {
-  std::string name = job, boot;
-  if (!job.starts_with("TANDEM_JOB=")) {
-    std::error_code none;
-    std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
-    name += boot;
-    for (const char* space : {"/proc/self/ns/pid", "/proc/self/ns/net"})
-      name += " " + std::filesystem::read_symlink(space, none).string();
-  }
-  return private_folder(variables) + "/tandem-" + hex(hmac("name", name)).substr(0, 24);
-}
-
-void write_private(const std::string& path, const std::string& text) {
-  const std::string fresh = path + "." + std::to_string(getpid());
-  unlink(fresh.c_str());
-  const int fd = open(fresh.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-  const bool written = fd >= 0 && write(fd, text.data(), text.size()) == ssize_t(text.size());
-  if (fd >= 0) close(fd);
-  if (!written || rename(fresh.c_str(), path.c_str()) != 0) fail(path, ": cannot be written: ", std::strerror(errno));
-}
-
-// Removes the files of ended jobs: rank 0 of a running job keeps its file locked. (New files may not be locked yet.)
-void sweep(const std::string& folder) {
+// The name of the local socket on which the ranks of this user's job meet. Containers may share a network namespace and
+// use the same numbers for processes and jobs. So only ranks in the same process namespace meet there. TANDEM_JOB does
+// not need this: tandem-run draws it at random, and each of its ranks may be in its own container.
+std::string local_name(const std::string& job) {
+  std::string name = std::to_string(geteuid()) + " " + job;
   std::error_code none;
-  for (const auto& entry : std::filesystem::directory_iterator(folder, none)) {
-    const std::string name = entry.path().filename();
-    if (!name.starts_with("tandem-") || name.find_first_not_of("0123456789abcdef", 7) != std::string::npos) continue;
-    const int fd = open(entry.path().c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
-    struct stat s {};
-    if (fd >= 0 && fstat(fd, &s) == 0 && S_ISREG(s.st_mode) && s.st_mtime < std::time(nullptr) - 60 &&
-        flock(fd, LOCK_EX | LOCK_NB) == 0)
-      unlink(entry.path().c_str());
-    if (fd >= 0) close(fd);
-  }
+  if (!job.starts_with("TANDEM_JOB=")) name += " " + std::filesystem::read_symlink("/proc/self/ns/pid", none).string();
+  return "tandem-" + hex(hmac("name", name)).substr(0, 24);
 }
-
-[[noreturn]] void refused_with(const std::string& answer) {
-  fail("rank 0 says: ", answer.empty() ? "" : answer.substr(1));
-}
+std::string begun_name(const std::string& job) { return local_name(job) + "-begun"; }
 
 bool hung_up(int connection) {
   char byte;
@@ -104,15 +37,7 @@ bool hung_up(int connection) {
 
 }  // namespace
 
-bool has_begun(const std::string& job, const Variables& variables) {
-  std::ifstream file(rendezvous_file(job, variables));
-  std::string port, token, begun;
-  return file >> port >> token >> begun && begun == "begun";
-}
-
-void forget_rendezvous(const std::string& job, const Variables& variables) {
-  unlink(rendezvous_file(job, variables).c_str());
-}
+bool has_begun(const std::string& job) { return listens_locally(begun_name(job)); }
 
 Deadlines Deadlines::from(const Variables& variables) {
   Deadlines d;
@@ -131,79 +56,52 @@ Deadlines Deadlines::from(const Variables& variables) {
 }
 
 RendezvousListener::~RendezvousListener() {
-  if (!file.empty()) unlink(file.c_str());
+  if (begun >= 0) close(begun);
 }
 
-Rendezvous::Way Rendezvous::way(const Variables& variables) {
+Rendezvous::Address Rendezvous::address(const Variables& variables) {
   const char* given = variables("TANDEM_TOKEN");
   token_ = given ? given : "";
   if (!token_.empty() && token_.size() < 16)
     refuse("TANDEM_TOKEN is shorter than 16 characters: take `openssl rand -hex 32`");
-  const bool by_file = place_.one_host() && token_.empty();
-  if (!by_file && (token_.empty() || (place_.master.empty() && !place_.one_host())))
+  if (place_.one_host() && token_.empty()) return {"@" + local_name(place_.job)};
+  if (token_.empty() || (place_.master.empty() && !place_.one_host()))
     refuse("ranks on several hosts (", place_.family, ", ", place_.size, " ranks", place_.local_size > 0 ? ", " : "",
            place_.local_size > 0 ? std::to_string(place_.local_size) + " here" : "", ") need ",
            place_.master.empty() ? "MASTER_ADDR, the host of rank 0, and " : "",
            "TANDEM_TOKEN, the same secret on all of them: TANDEM_TOKEN=$(openssl rand -hex 32)");
-  if (by_file) return {rendezvous_file(place_.job, variables), "127.0.0.1", 0};
-  return {"", place_.master.empty() ? "127.0.0.1" : place_.master, place_.port ? place_.port : 29500};
+  return {place_.master.empty() ? "127.0.0.1" : place_.master, place_.port ? place_.port : 29500};
 }
 
-Rendezvous::Rendezvous(const Place& place, const Deadlines& deadlines, const Variables& variables, bool stays_open)
-    : place_(place), deadlines_(deadlines) {
-  connections_.assign(std::size_t(place.rank == 0 ? place.size : 1), -1);
+std::string JoinRequest::text() const { return bundle({std::to_string(incarnation), terms, record.text()}); }
+
+JoinRequest JoinRequest::from(const std::string& text) {
+  const auto words = unbundle(text);
+  require(words.size() == 3, "a damaged request to join: are all ranks of the same version?");
+  return {number_in(words[0]), words[1], AddressRecord::from(words[2])};
+}
+
+Rendezvous::Rendezvous(const Place& place, const Deadlines& deadlines, const Variables& variables,
+                       const RendezvousOptions& options)
+    : place_(place), deadlines_(deadlines), connections_(std::size_t(place.rank == 0 ? place.size : 1), -1) {
   if (place.size == 1) return;
-  const Way way = this->way(variables);
+  if (place.rank == 0 && options.incarnation)
+    refuse("TANDEM_INCARNATION=", options.incarnation, ": rank 0 keeps the list, and cannot come back");
+  const Address there = address(variables);
   if (place.rank != 0) {
-    join(way, [](const std::string& verdict) {
-      if (verdict != "+") refused_with(verdict);
-      return true;
-    });
+    join(there, options);
     return;
   }
   std::vector<std::string> hosts;  // the host of each rank, if the launcher names it
   if (const char* list = variables("TANDEM_HOSTS"); list && *list)
     for (const Host& h : hosts_in_list(list)) hosts.insert(hosts.end(), std::size_t(h.slots), h.name);
-  const bool by_file = !way.file.empty();
-  if (by_file) token_ = hex(random_bytes(32));
-  const int socket = bound_socket(by_file, way.port);
-  listener_ = std::make_unique<RendezvousListener>();
-  if (by_file) {
-    sweep(std::filesystem::path(way.file).parent_path());
-    write_private(way.file, std::to_string(port_of(socket)) + " " + token_ + "\n");
-    listener_->file = way.file;
-    listener_->lock.take(way.file, way.file, "meets there");
-  }
-  listener_->listener = std::make_unique<HandshakeListener>(socket, token_);
-  host(hosts);
-  if (!stays_open)
+  const int socket = there.local() ? local_socket(there.text.substr(1)) : bound_socket(false, there.port);
+  listener_ = std::make_unique<RendezvousListener>(socket, token_);
+  host(hosts, options);
+  if (!options.goes_on)
     listener_.reset();
-  else if (by_file)
-    std::ofstream(way.file, std::ios::app) << "begun\n";
-}
-
-Rendezvous::Rendezvous(const Place& place, const Deadlines& deadlines, const Variables& variables, const Return& back,
-                       Membership& membership)
-    : place_(place), deadlines_(deadlines) {
-  if (place.rank == 0) refuse("TANDEM_INCARNATION=", back.incarnation, ": rank 0 keeps the list, and cannot come back");
-  connections_.assign(1, -1);
-  join(way(variables), [&](const std::string& verdict) {
-    if (verdict.starts_with("-")) return false;  // not given up yet
-    if (verdict == "+")
-      fail("the job has only just begun, and rank ", place.rank, " was never in it: it cannot come back");
-    if (!verdict.starts_with("?")) refused_with(verdict);
-    // A rank that has reached rank 0 through the loopback interface is on its host, and the others reach both by the
-    // same address.
-    const std::string mine = interface_address(), address_of_0 = receive_frame(connections_[0], 5);
-    send_frame(
-        connections_[0],
-        bundle({std::to_string(back.incarnation), back.terms, back.record(is_loopback(mine) ? address_of_0 : mine)}),
-        5);
-    const std::string answer = receive_frame(connections_[0], 5);
-    if (!answer.starts_with("+")) refused_with(answer);
-    membership = Membership::from(answer.substr(1));
-    return true;
-  });
+  else if (there.local())
+    listen(listener_->begun = local_socket(begun_name(place.job)), 16);
 }
 
 Rendezvous::~Rendezvous() {
@@ -211,12 +109,12 @@ Rendezvous::~Rendezvous() {
     if (fd >= 0) close(fd);
 }
 
-std::vector<int> Rendezvous::take_connections() { return std::exchange(connections_, {}); }
-std::unique_ptr<RendezvousListener> Rendezvous::take_listener() { return std::move(listener_); }
-
 // ---- rank 0 ---------------------------------------------------------------------------------------------------------
-void Rendezvous::host(const std::vector<std::string>& hosts) {
-  HandshakeListener& listener = *listener_->listener;
+// The nonce of a local job is a secret, because no byte of it has left the host.
+std::string Rendezvous::token() const { return token_.empty() ? hex(membership_.nonce) : token_; }
+
+void Rendezvous::host(const std::vector<std::string>& hosts, const RendezvousOptions& options) {
+  HandshakeListener& listener = listener_->listener;
   std::vector<std::string> addresses(std::size_t(place_.size));
   int missing = place_.size - 1;
   const double until = now() + deadlines_.start;
@@ -263,48 +161,74 @@ void Rendezvous::host(const std::vector<std::string>& hosts) {
       missing--;
     }
   }
-  for (std::size_t r = 1; r < connections_.size(); r++) send_frame(connections_[r], "+", 5);  // all ranks have joined
+  // A rank on this host has connected through the loopback interface, which other hosts cannot reach.
+  std::string mine = "127.0.0.1";
+  for (std::size_t r = connections_.size(); r-- > 1;)
+    if (const std::string a = address_of(connections_[r]); !is_loopback(a)) mine = a;
+  addresses[0] = mine;
+  for (std::string& a : addresses)
+    if (is_loopback(a)) a = mine;
+  membership_ = {.goes_on = options.goes_on, .terms = options.terms};
+  const std::string nonce = random_bytes(sizeof membership_.nonce);
+  std::memcpy(&membership_.nonce, nonce.data(), nonce.size());
+  const auto exchange = [&](std::size_t r, const auto& body) {
+    try {
+      body();
+    } catch (const Error&) {
+      give_up("rank " + std::to_string(r) + ", from " + addresses[r] + ", ended before all ranks had come");
+    }
+  };
+  const std::size_t size = addresses.size();
+  for (std::size_t r = 1; r < size; r++) exchange(r, [&] { send_frame(connections_[r], "?" + bundle(addresses), 5); });
+  membership_.slots.push_back({.record = options.record(mine, addresses)});
+  for (std::size_t r = 1; r < size; r++) {
+    JoinRequest request;
+    exchange(r, [&] { request = JoinRequest::from(receive_frame(connections_[r], std::max(5.0, until - now()))); });
+    const std::string who = "rank " + std::to_string(r) + " on " + request.record.host;
+    if (request.incarnation) give_up(who + " was never in this job, which has only just begun: it cannot come back");
+    if (request.terms != options.terms)
+      give_up("rank 0 on " + membership_.slots[0].record.host + " and " + who +
+              " do not fit together: " + first_difference(options.terms, request.terms));
+    membership_.slots.push_back({.record = request.record});
+  }
+  for (std::size_t r = 1; r < size; r++) exchange(r, [&] { send_frame(connections_[r], "+" + membership_.text(), 5); });
 }
 
 // ---- the other ranks ------------------------------------------------------------------------------------------------
-template <class Verdict>
-void Rendezvous::join(const Way& way, const Verdict& accepted) {
-  const bool by_file = !way.file.empty();
+void Rendezvous::join(const Address& there, const RendezvousOptions& options) {
   const double until = now() + deadlines_.start;
   std::string why = "nothing was tried";
-  for (double pause = 0.02; now() < until;
-       std::this_thread::sleep_for(std::chrono::duration<double>(pause)), pause = std::min(1.0, pause * 1.5)) {
-    int port = way.port;
-    if (by_file) {
-      std::ifstream file(way.file);
-      if (!(file >> port >> token_)) {
-        why = "rank 0 has not left its port in " + way.file;
-        pause = std::min(pause, 0.1);
-        continue;
-      }
-    }
+  for (double pause = 0.02; now() < until; pause = std::min(there.local() ? 0.1 : 1.0, pause * 1.5)) {
     std::string verdict;
     try {
-      connections_[0] = connect_with_token(way.address, port, token_, place_.rank, place_.size, 5);
+      connections_[0] = connect_with_token(there.text, there.port, token_, place_.rank, place_.size, 5);
       verdict = receive_frame(connections_[0], std::max(1.0, until + 5 - now()));
     } catch (const Error& e) {
+      why = std::string(e.what()) + (there.local() ? "" : " (is TANDEM_TOKEN the same on all hosts?)");
+    }
+    // The previous process of a rank that rejoins has not been given up yet.
+    if (options.incarnation && verdict.starts_with("-")) why = std::exchange(verdict, "").substr(1);
+    if (verdict.empty()) {
       if (connections_[0] >= 0) close(std::exchange(connections_[0], -1));
-      why = std::string(e.what()) + (by_file ? "" : " (is TANDEM_TOKEN the same on all hosts?)");
+      std::this_thread::sleep_for(std::chrono::duration<double>(pause));
       continue;
     }
-    if (accepted(verdict)) return;
-    close(std::exchange(connections_[0], -1));
-    why = verdict.substr(1);
+    const auto refused = [](const std::string& answer) {
+      fail("rank 0 says: ", answer.empty() ? "" : answer.substr(1));
+    };
+    if (!verdict.starts_with("?")) refused(verdict);
+    const auto addresses = unbundle(verdict.substr(1));
+    const std::string mine = address_of(connections_[0]);
+    const JoinRequest request{options.incarnation, options.terms,
+                              options.record(is_loopback(mine) ? addresses.at(0) : mine, addresses)};
+    send_frame(connections_[0], request.text(), 5);
+    const std::string answer = receive_frame(connections_[0], std::max(5.0, until - now()));
+    if (!answer.starts_with("+")) refused(answer);
+    membership_ = Membership::from(answer.substr(1));
+    membership_.goes_on = options.goes_on;
+    return;
   }
   fail("rank ", place_.rank, " does not find rank 0: ", why);
-}
-
-std::string Rendezvous::interface_address() const {
-  std::string first = "127.0.0.1";
-  for (std::size_t i = connections_.size(); i-- > 0;)
-    if (connections_[i] >= 0)
-      if (const std::string a = address_of(connections_[i]); !is_loopback(a) || is_loopback(first)) first = a;
-  return first;
 }
 
 }  // namespace tandem

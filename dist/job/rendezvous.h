@@ -1,16 +1,17 @@
-// Rendezvous: how the ranks of a job find each other. Rank 0 listens on TCP. The others connect with a handshake in
-// which both sides prove that they know the job's token. The port is closed when all ranks have joined. In a job that
+// Rendezvous: how the ranks of a job find each other. Rank 0 listens. The others connect with a handshake in which both
+// sides prove that they have the job's token. The listener is closed when all ranks have joined. In a job that
 // continues without lost ranks it stays open for ranks that rejoin.
 //
-// Ranks on one host need no settings: rank 0 takes a free port on the loopback interface and writes the port and a
-// token to a file that only this user can read. Ranks on several hosts need MASTER_ADDR and TANDEM_TOKEN.
+// Ranks on one host need no settings: rank 0 listens on a local socket whose name is made of the job, and the kernel
+// reports to both sides that the other is a process of the same user. Ranks on several hosts need MASTER_ADDR and
+// TANDEM_TOKEN, and use TCP.
 #pragma once
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
-#include "core/files/files.h"
 #include "dist/job/environment.h"
 #include "dist/job/handshake.h"
 #include "dist/job/membership.h"
@@ -26,64 +27,71 @@ struct Deadlines {
   static Deadlines from(const Variables& variables = process_environment());
 };
 
-// Removes the file of a rank 0 that was killed before all ranks had joined.
-void forget_rendezvous(const std::string& job, const Variables& variables = process_environment());
-
 // Whether all ranks of this job have joined. Valid only for a job on a single host, without its own token, that
 // continues without lost ranks, and while its rank 0 is alive.
-bool has_begun(const std::string& job, const Variables& variables = process_environment());
+bool has_begun(const std::string& job);
 
-// The listener of rank 0, and the file with its address.
+// The listener of rank 0.
 struct RendezvousListener {
-  std::unique_ptr<HandshakeListener> listener;
-  std::string file;  // empty: none
-  FileLock lock;     // for the file
+  RendezvousListener(int socket, const std::string& token) : listener(socket, token) {}
+  HandshakeListener listener;
+  int begun = -1;  // a socket that has_begun() finds
   ~RendezvousListener();
+};
+
+// A rank's answer to rank 0, which has accepted its connection and sent it the addresses of all ranks.
+struct JoinRequest {
+  std::uint64_t incarnation = 0;  // of a rank that rejoins: the minimum
+  std::string terms = {};
+  AddressRecord record = {};
+  std::string text() const;
+  static JoinRequest from(const std::string& text);  // throws Error
+};
+
+// What a rank contributes. Its defaults are for tests.
+struct RendezvousOptions {
+  bool goes_on = false;           // the port stays open for ranks that rejoin (take_listener())
+  std::uint64_t incarnation = 0;  // above 0: this process rejoins a running job,
+                                  // as this restart of its rank or a later one
+  std::string terms = {};         // the settings that all ranks must share, one per line
+  // Called once, when all ranks have connected. address: of this host, for the other ranks; all: of all ranks, as rank
+  // 0 reaches them.
+  std::function<AddressRecord(const std::string& address, const std::vector<std::string>& all)> record =
+      [](const std::string& address, const std::vector<std::string>&) { return AddressRecord::mine(address); };
 };
 
 class Rendezvous {
  public:
-  // Waits until all ranks have joined. Throws Error that names the missing ranks, UsageError if a setting is missing.
-  // stays_open: the port stays open for ranks that rejoin (take_listener()).
+  // Waits until all ranks have joined, or, for a rank that rejoins, until rank 0 has given up the rank's previous
+  // process. Throws Error that names the missing ranks or those with other terms, UsageError if a setting is missing.
   Rendezvous(const Place& place, const Deadlines& deadlines, const Variables& variables = process_environment(),
-             bool stays_open = false);
-  // For a rank that rejoins a running job. Waits until rank 0 has given up the rank's previous process. record: called
-  // when the route to rank 0 is known, with this host's address as seen by the other ranks.
-  struct Return {
-    std::uint64_t incarnation;  // the minimum; the membership has the actual value
-    std::string terms;          // the settings that this rank expects
-    std::function<std::string(const std::string& address)> record;
-  };
-  Rendezvous(const Place& place, const Deadlines& deadlines, const Variables& variables, const Return& back,
-             Membership& membership);
+             const RendezvousOptions& options = {});
   ~Rendezvous();
   Rendezvous(const Rendezvous&) = delete;
 
   const Place& place() const { return place_; }
-  // The address of this host on the route to rank 0 (at rank 0: to the first rank that joins from another host, or to
-  // rank 1).
-  std::string interface_address() const;
-  const std::string& token() const { return token_; }
+  std::string token() const;  // a secret of the ranks
+  const Membership& membership() const { return membership_; }
   // The connections, for liveness (control.h): at rank 0 one to each rank (−1 for itself), on other ranks only one, to
   // rank 0.
-  std::vector<int> take_connections();
-  std::unique_ptr<RendezvousListener> take_listener();  // at rank 0; else null
+  std::vector<int> take_connections() { return std::exchange(connections_, {}); }
+  std::unique_ptr<RendezvousListener> take_listener() { return std::move(listener_); }  // at rank 0; else null
 
  private:
-  // The location of rank 0: a file, or an address and port.
-  struct Way {
-    std::string file, address;
+  struct Address {  // of rank 0
+    std::string text;
     int port = 0;
+    bool local() const { return text.starts_with("@"); }
   };
-  Way way(const Variables& variables);
-  void host(const std::vector<std::string>& hosts);
-  template <class Verdict>
-  void join(const Way& way, const Verdict& verdict);
+  Address address(const Variables& variables);
+  void host(const std::vector<std::string>& hosts, const RendezvousOptions& options);
+  void join(const Address& address, const RendezvousOptions& options);
   Place place_;
-  std::unique_ptr<RendezvousListener> listener_;
   Deadlines deadlines_;
   std::string token_;
+  std::unique_ptr<RendezvousListener> listener_;
   std::vector<int> connections_;
+  Membership membership_;
 };
 
 }  // namespace tandem

@@ -12,12 +12,12 @@
 
 namespace tandem {
 
-SurvivorAgreement::SurvivorAgreement(int rank, int socket, std::string token, std::vector<AddressRecord> records)
+SurvivorAgreement::SurvivorAgreement(int rank, int socket, std::string token, const Membership& members)
     : rank_(rank),
-      size_(int(records.size())),
+      size_(int(members.slots.size())),
       socket_(socket),
       token_(std::move(token)),
-      records_(std::move(records)) {}
+      members_(members.slots) {}
 
 SurvivorAgreement::~SurvivorAgreement() {
   if (socket_ >= 0) close(socket_);
@@ -36,7 +36,7 @@ std::vector<int> SurvivorAgreement::answer(const std::vector<bool>& lost, double
   std::vector<std::thread> connecting;
   for (int r = 0; r < rank_; r++)
     connecting.emplace_back([&, r] {
-      const AddressRecord& record = records_[std::size_t(r)];
+      const AddressRecord& record = members_[std::size_t(r)].record;
       while (!over && Clock::now() < until) try {
           close(connect_with_token(record.address, record.port, token_, rank_, size_, 0.5));
           here[std::size_t(r)] = true;

@@ -11,8 +11,8 @@ namespace tandem {
 
 class SurvivorAgreement {
  public:
-  // socket: bound to the port in this rank's address record; takes ownership of it. records: of all ranks.
-  SurvivorAgreement(int rank, int socket, std::string token, std::vector<AddressRecord> records);
+  // socket: bound to the port in this rank's address record; takes ownership of it.
+  SurvivorAgreement(int rank, int socket, std::string token, const Membership& members);
   ~SurvivorAgreement();
   SurvivorAgreement(const SurvivorAgreement&) = delete;
 
@@ -23,7 +23,7 @@ class SurvivorAgreement {
  private:
   int rank_, size_, socket_;
   std::string token_;
-  std::vector<AddressRecord> records_;
+  std::vector<MemberSlot> members_;
 };
 
 }  // namespace tandem

@@ -21,8 +21,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
-#include <map>
 #include <regex>
 #include <sstream>
 #include <thread>
@@ -49,65 +47,76 @@ struct Command {
   int ranks = 0;
   std::string host_list, host_file;
   std::vector<Host> hosts;  // from one of these three; {"", n}: this host
-  std::string strategy, logs, ssh = "ssh", port, start_timeout, servers, pace, slow, hosts_as;
+  std::string logs, ssh = "ssh", port, servers, pace, slow;
   int restarts = 0;
   std::string on_failure;  // stop or continue; empty: the strategy's default
   bool check = false, bind = true;
   std::vector<std::string> program;
 };
 
+std::string variable(const char* name) {
+  const char* value = std::getenv(name);
+  return value ? value : "";
+}
+
 constexpr const char* description =
     "tandem-run [-n RANKS | -H HOST:RANKS,… | --hostfile FILE] [OPTIONS] PROGRAM [ARGUMENTS]: the program as several "
     "ranks,\nwhich are ended together.";
 
 std::vector<OptionSpec> options_of(Command& c) {
-  auto text = [](const std::string& name, std::string& field, const std::string& help,
-                 const std::string& fallback = "") {
-    return OptionSpec{name, help, fallback, [&field](const std::string& v) { field = v; }};
+  using Set = std::function<void(const std::string&)>;
+  const auto into = [](std::string& field) -> Set { return [&field](const std::string& v) { field = v; }; };
+  // The ranks read these options from variables, which they inherit.
+  const auto into_variable = [](const char* name) -> Set {
+    return [name](const std::string& v) { setenv(name, v.c_str(), 1); };
   };
-  auto count = [](const std::string& name, auto& field, double least, double most, const std::string& help,
-                  const std::string& fallback = "") {
-    auto set = [=, &field](const std::string& v) {
+  const auto count = [](const std::string& name, int least, int most, const std::string& help, const Set& set,
+                        const std::string& fallback = "") {
+    const auto checked = [=](const std::string& v) {
       const auto n = parsed<int>(v);
       if (!n || *n < least || *n > most)
-        refuse(name, " ", v, ": '", v, "' is no whole number from ", digits(least), " to ", digits(most));
-      if constexpr (std::is_same_v<decltype(field), int&>)
-        field = *n;
-      else
-        field = v;
+        refuse(name, " ", v, ": '", v, "' is no whole number from ", least, " to ", most);
+      set(v);
     };
-    return OptionSpec{name, help, fallback, set};
+    return OptionSpec{name, help, fallback, checked};
   };
-  auto slow = [&c](const std::string& v) { c.slow += (c.slow.empty() ? "" : ",") + v; };
+  const Set ranks = [&c](const std::string& v) { c.ranks = *parsed<int>(v); };
+  const Set restarts = [&c](const std::string& v) { c.restarts = *parsed<int>(v); };
+  const Set slow = [&c](const std::string& v) { c.slow += (c.slow.empty() ? "" : ",") + v; };
+  const Set no_bind = [&c](const std::string&) { c.bind = false; },
+            check = [&c](const std::string&) { c.check = true; };
   std::vector<OptionSpec> all{
-      count("-n", c.ranks, 1, 4096, "ranks on this host"),
-      count("-np", c.ranks, 1, 4096, "the same"),
-      text("-H", c.host_list, "HOST:RANKS,…: over ssh; the first host has rank 0"),
-      text("--hosts", c.host_list, "the same"),
-      text("--hostfile", c.host_file, "a host a line: host, host:RANKS or host slots=RANKS; # begins a comment"),
-      text("--strategy", c.strategy,
-           "all-reduce, local-sgd:H, outer:H=100, daso, hybrid, or a parameter server: ddc-asgd, bsp, quorum:K, "
-           "machines+ddc-asgd, … (dist/strategies/README.md)",
-           "all-reduce"),
-      text("--hosts-as", c.hosts_as, "emulate this number of hosts on one machine"),
-      count("--servers", c.servers, 0, 1e6,
-            "this number of last ranks only serve (0: every rank serves a share and trains)", "0"),
-      text("--pace", c.pace, "MS[:SHAPE]: mean milliseconds of a step, drawn from a gamma distribution"),
+      count("-n", 1, 4096, "ranks on this host", ranks),
+      count("-np", 1, 4096, "the same", ranks),
+      {"-H", "HOST:RANKS,…: over ssh; the first host has rank 0", "", into(c.host_list)},
+      {"--hosts", "the same", "", into(c.host_list)},
+      {"--hostfile", "a host a line: host, host:RANKS or host slots=RANKS; # begins a comment", "", into(c.host_file)},
+      {"--strategy",
+       "all-reduce, local-sgd:H, outer:H=100, daso, hybrid, or a parameter server: ddc-asgd, bsp, quorum:K, "
+       "machines+ddc-asgd, … (dist/strategies/README.md)",
+       "all-reduce", into_variable("TANDEM_STRATEGY")},
+      {"--hosts-as", "emulate this number of hosts on one machine", "", into_variable("TANDEM_HOSTS_AS")},
+      count("--servers", 0, 1000000, "this number of last ranks only serve (0: every rank serves a share and trains)",
+            into(c.servers), "0"),
+      {"--pace", "MS[:SHAPE]: mean milliseconds of a step, drawn from a gamma distribution", "", into(c.pace)},
       {"--slow", "RANK:FACTOR,…: multiply the step time of this rank by FACTOR; may be given again", "", slow},
-      count("--restart", c.restarts, 0, 1e6,
-            "with a parameter server, a rank other than 0 that failed is started again, up to so many times", "0"),
-      text("--log-dir", c.logs, "folder where the output of each rank is also written, to rank-R.log"),
-      count("--port", c.port, 1, 65535,
-            "port of rank 0, with -H (default: chosen at random; on this host any free one)"),
-      text("--start-timeout", c.start_timeout, "seconds to wait until all ranks have connected", "60"),
-      text("--on-failure", c.on_failure,
-           "stop: the first rank that fails ends all; continue: it does not (default: stop; with a parameter server "
-           "only rank 0 ends all)"),
-      text("--ssh", c.ssh, "command to use instead of ssh", "ssh"),
+      count("--restart", 0, 1000000,
+            "with a parameter server, a rank other than 0 that failed is started again, up to so many times", restarts,
+            "0"),
+      {"--log-dir", "folder where the output of each rank is also written, to rank-R.log", "", into(c.logs)},
+      count("--port", 1, 65535, "port of rank 0, with -H (default: chosen at random; on this host any free one)",
+            into(c.port)),
+      {"--start-timeout", "seconds to wait until all ranks have connected", "60",
+       into_variable("TANDEM_START_TIMEOUT")},
+      {"--on-failure",
+       "stop: the first rank that fails ends all; continue: it does not (default: stop; with a parameter server "
+       "only rank 0 ends all)",
+       "", into(c.on_failure)},
+      {"--ssh", "command to use instead of ssh", "ssh", into(c.ssh)},
       {"--no-bind", "ranks may run on every core (default: each has its share of them, as long as there is one)", "",
-       [&c](const std::string&) { c.bind = false; }, true},
+       no_bind, true},
       {"--check", "start no program: test whether the ranks reach each other, and show their machines and transports",
-       "", [&c](const std::string&) { c.check = true; }, true}};
+       "", check, true}};
   for (OptionSpec& option : all) option.repeats = true;  // the last value counts, and so overrides a script's
   return all;
 }
@@ -137,9 +146,6 @@ Command parse(int argc, char** argv) {
     refuse("give one of -n, -H and --hostfile");
   if (!c.on_failure.empty() && c.on_failure != "stop" && c.on_failure != "continue")
     refuse("--on-failure ", c.on_failure, ": choose stop or continue");
-  if (const double seconds = parsed<double>(c.start_timeout).value_or(0);
-      !c.start_timeout.empty() && !(seconds > 0 && seconds <= 1e9))
-    refuse("--start-timeout ", c.start_timeout, ": '", c.start_timeout, "' is no number above 0");
   if (!c.host_list.empty())
     c.hosts = hosts_in_list(c.host_list);
   else if (!c.host_file.empty())
@@ -149,6 +155,11 @@ Command parse(int argc, char** argv) {
   int ranks = 0;
   for (const Host& h : c.hosts) ranks += h.slots;
   StragglerEmulation::parse(c.pace, c.slow, ranks);
+  std::string strategy = variable("TANDEM_STRATEGY");
+  for (const auto& [key, value] : {std::pair{"servers", &c.servers}, {"pace", &c.pace}, {"slow", &c.slow}})
+    if (!value->empty()) strategy = with_option(strategy, key, *value);
+  if (!strategy.empty()) setenv("TANDEM_STRATEGY", strategy.c_str(), 1);
+  Deadlines::from();  // checks them
   return c;
 }
 
@@ -164,9 +175,9 @@ struct Rank {
   int number = 0, local = 0;
   Host place;
   std::string host;  // its name in messages
-  Environment set;   // its environment variables
+  Environment set;   // its own environment variables
   int restarts = 0;
-  bool forgiven = false;  // its failure was reported and does not end the job
+  bool reported = false;  // its failure was reported and does not end the job
   pid_t pid = -1;
   int pipes[2] = {-1, -1};       // its stdout and stderr
   std::string partial[2], last;  // incomplete lines; the last line on stderr
@@ -180,7 +191,7 @@ struct Rank {
     return signal && (WIFEXITED(status) ? WEXITSTATUS(status) == 128 + signal : WTERMSIG(status) == signal);
   }
   // Its last line names that rank as the cause of its failure. A usage error (status 2) has no such cause.
-  bool blames(int rank) const {
+  bool attributes_to(int rank) const {
     return failed() && WIFEXITED(status) && WEXITSTATUS(status) != 2 && rank != number &&
            last.find("rank " + std::to_string(rank) + " on ") != std::string::npos;
   }
@@ -230,9 +241,8 @@ class Launch {
     std::signal(SIGPIPE, SIG_IGN);
     if (!c_.logs.empty()) make_folder("--log-dir " + c_.logs, c_.logs);
     start_all();
-    double stop_at = 0, kill_at = 0, stopped_since = 0;  // seconds; 0: none
-    int passed_on = 0;                                   // the last signal sent to the ranks
-    const double silence = Deadlines::from().silence;
+    double stop_at = 0, kill_at = 0;  // seconds; 0: none
+    int passed_on = 0;                // the last signal sent to the ranks
     while (std::any_of(ranks_.begin(), ranks_.end(),
                        [](const Rank& r) { return r.running || r.pipes[0] >= 0 || r.pipes[1] >= 0; })) {
       const bool soon = goes_on_ && std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& r) { return r.failed(); });
@@ -256,13 +266,6 @@ class Launch {
         kill_at = now() + 4;
       }
       if (kill_at && now() >= kill_at) kill_all(asked && !asked_again);
-      // Ranks report stopped ranks (SIGSTOP) that they wait for. If only stopped ranks are left, no rank reports them.
-      stopped_since = only_stopped_are_left() ? stopped_since ? stopped_since : now() : 0;
-      if (stopped_since && now() >= stopped_since + silence && !kill_at) {
-        std::fprintf(stderr, "tandem-run: of what is left all is stopped (SIGSTOP) since %g s, and ended now: %s\n",
-                     silence, running().c_str());
-        kill_at = now();
-      }
       const bool none = std::none_of(ranks_.begin(), ranks_.end(), [](const Rank& r) { return r.running; });
       if (none && !drained_at_) drained_at_ = now() + 0.5;
       if (drained_at_ && now() >= drained_at_) break;  // a grandchild keeps the pipes open
@@ -271,74 +274,64 @@ class Launch {
     while (waitpid(-1, nullptr, WNOHANG) > 0) {}
     for (Rank& r : ranks_)
       for (int k : {0, 1}) finish_line(r, k);
-    if (here_only()) forget_rendezvous("TANDEM_JOB=" + job_);
     return verdict();
   }
 
  private:
   void start_all() {
     int size = 0;
-    for (const Host& h : c_.hosts) size += h.slots;
     std::string host_list;
-    for (const Host& h : c_.hosts)
+    for (const Host& h : c_.hosts) {
+      size += h.slots;
       host_list +=
           (host_list.empty() ? "" : ",") + (h.name.empty() ? this_host() : h.name) + ":" + std::to_string(h.slots);
+    }
     job_ = hex(random_bytes(8));
-    // The token can be given, because a user who restarts a rank by hand on another host needs it.
-    const char* token = std::getenv("TANDEM_TOKEN");
-    token_ = here_only() ? "" : token && *token ? token : hex(random_bytes(32));
-    const char* strategy = std::getenv("TANDEM_STRATEGY");
+    const std::string strategy = variable("TANDEM_STRATEGY");
     const bool stops = c_.on_failure == "stop";
+    goes_on_ = !stops && goes_on_without_lost_ranks(strategy);
     if (c_.restarts > 0 && stops)
       refuse("--restart ", c_.restarts, ": with --on-failure stop no rank is started again: leave one of them out");
-    goes_on_ = !stops && goes_on_without_lost_ranks(!c_.strategy.empty() ? c_.strategy : strategy ? strategy : "");
-    if (c_.restarts > 0 && goes_on_ && !ranks_return(!c_.strategy.empty() ? c_.strategy : strategy ? strategy : ""))
+    if (c_.restarts > 0 && goes_on_ && !ranks_return(strategy))
       refuse("--restart ", c_.restarts,
              ": under machines+ and hybrid+ a host leaves as a whole, and its ranks cannot come back one at a time: "
              "leave it out");
     if (c_.restarts > 0 && !goes_on_)
       refuse("--restart ", c_.restarts,
              ": only in a job of a parameter server can a rank come back (--strategy ddc-asgd)");
-    // Only the rendezvous by file shows when all have joined. With the others, rank 0 reports the missing ranks.
-    begun_ = !goes_on_ || !here_only() || (token && *token);
+    // Only the rendezvous on a local socket shows when all have joined. With the others, rank 0 reports the missing
+    // ranks.
+    begun_ = !goes_on_ || !here_only() || !variable("TANDEM_TOKEN").empty();
+    // The ranks inherit these, also over ssh. The token can be given, because a user who restarts a rank by hand on
+    // another host needs it.
+    if (!here_only() && variable("TANDEM_TOKEN").empty()) setenv("TANDEM_TOKEN", hex(random_bytes(32)).c_str(), 1);
+    setenv("TANDEM_JOB", job_.c_str(), 1);
+    setenv("TANDEM_HOSTS", host_list.c_str(), 1);
+    // The ranks report lost connections themselves, with names. UCX reads this variable when it is loaded.
+    setenv("UCX_LOG_LEVEL", "fatal", 0);
+    // Ranks that share cores also divide the threads, and waiting threads do not spin.
+    setenv("OMP_WAIT_POLICY", "passive", 0);
+    const bool divides_threads = !std::getenv("OMP_NUM_THREADS");
     const unsigned char draw = static_cast<unsigned char>(random_bytes(1)[0]);
-    const std::string port = c_.port.empty() ? std::to_string(29500 + draw) : c_.port;
-    int number = 0;
+    const std::string port = c_.port.empty() ? std::to_string(29500 + draw) : c_.port, &first = c_.hosts[0].name;
     for (const Host& h : c_.hosts)
-      for (int local = 0; local < h.slots; local++, number++) {
-        Environment set{{"RANK", std::to_string(number)},
-                        {"WORLD_SIZE", std::to_string(size)},
-                        {"LOCAL_RANK", std::to_string(local)},
-                        {"LOCAL_WORLD_SIZE", std::to_string(h.slots)},
-                        {"TANDEM_JOB", job_},
-                        {"TANDEM_HOSTS", host_list}};
-        if (!c_.strategy.empty()) set.push_back({"TANDEM_STRATEGY", c_.strategy});
-        if (!c_.start_timeout.empty()) set.push_back({"TANDEM_START_TIMEOUT", c_.start_timeout});
-        if (!here_only()) {
-          const std::string& first = c_.hosts[0].name;
-          set.push_back({"MASTER_ADDR", is_here(first) && is_here(h.name) ? "127.0.0.1"
-                                        : is_here(first)                  ? this_host()
-                                                                          : first});
-          set.push_back({"MASTER_PORT", port});
-        }
-        // Ranks that share cores also divide the threads, and waiting threads do not spin.
-        if (is_here(h.name) && !std::getenv("OMP_NUM_THREADS"))
-          set.push_back({"OMP_NUM_THREADS", std::to_string(std::max(1, default_threads() / h.slots))});
-        // The ranks report lost connections themselves, with names. UCX reads this variable when it is loaded.
-        if (!std::getenv("UCX_LOG_LEVEL")) set.push_back({"UCX_LOG_LEVEL", "fatal"});
-        if (!std::getenv("OMP_WAIT_POLICY")) set.push_back({"OMP_WAIT_POLICY", "passive"});
-        for (const auto& [name, value] : {std::pair{"TANDEM_SERVERS", c_.servers},
-                                          {"TANDEM_PACE", c_.pace},
-                                          {"TANDEM_SLOW", c_.slow},
-                                          {"TANDEM_HOSTS_AS", c_.hosts_as}})
-          if (!value.empty()) set.push_back({name, value});
-        ranks_.push_back({});
-        Rank& r = ranks_.back();
-        r.number = number;
+      for (int local = 0; local < h.slots; local++) {
+        Rank& r = ranks_.emplace_back();
+        r.number = int(ranks_.size()) - 1;
         r.local = local;
         r.place = h;
         r.host = h.name.empty() ? this_host() : h.name;
-        r.set = set;
+        r.set = {{"RANK", std::to_string(r.number)},
+                 {"WORLD_SIZE", std::to_string(size)},
+                 {"LOCAL_RANK", std::to_string(local)},
+                 {"LOCAL_WORLD_SIZE", std::to_string(h.slots)}};
+        if (!here_only()) {
+          const std::string here = is_here(h.name) ? "127.0.0.1" : this_host();
+          r.set.push_back({"MASTER_ADDR", is_here(first) ? here : first});
+          r.set.push_back({"MASTER_PORT", port});
+        }
+        if (is_here(h.name) && divides_threads)
+          r.set.push_back({"OMP_NUM_THREADS", std::to_string(std::max(1, default_threads() / h.slots))});
         start(r);
       }
   }
@@ -386,7 +379,7 @@ class Launch {
     auto set = r.set;
     if (r.restarts > 0) set.push_back({"TANDEM_INCARNATION", std::to_string(r.restarts)});
     r.status = 0;
-    r.forgiven = false;
+    r.reported = false;
     r.last.clear();
     if (!c_.logs.empty()) {
       const std::string path = c_.logs + "/rank-" + std::to_string(r.number) + ".log";
@@ -416,7 +409,6 @@ class Launch {
       std::signal(SIGPIPE, SIG_DFL);
       if (here) {
         for (const auto& [name, value] : set) setenv(name.c_str(), value.c_str(), 1);
-        if (!token_.empty()) setenv("TANDEM_TOKEN", token_.c_str(), 1);
         if (c_.bind) take_cores(r.local, host.slots);
       }
       execvp(arguments[0], arguments.data());
@@ -425,7 +417,8 @@ class Launch {
     }
     setpgid(r.pid, r.pid);
     close(in[0]), close(out[1]), close(err[1]);
-    if (!here) (void)!write(in[1], (token_ + "\n").data(), token_.size() + 1);
+    const std::string token = variable("TANDEM_TOKEN") + "\n";
+    if (!here) (void)!write(in[1], token.data(), token.size());
     close(in[1]);
     r.pipes[0] = out[0];
     r.pipes[1] = err[0];
@@ -437,10 +430,10 @@ class Launch {
     for (Rank& r : ranks_) {
       // Waits a moment: it may have failed because rank 0 has failed. If it names rank 0 as the cause, it waits longer:
       // the other ranks would report the same within that time.
-      const double moment = r.blames(0) ? Deadlines::from().silence : 0.2;
+      const double moment = r.attributes_to(0) ? Deadlines::from().silence : 0.2;
       if (!r.failed() || ends_job(r) || asked || ranks_[0].failed() || now() < r.ended + moment) continue;
       const bool again = r.restarts < c_.restarts && ranks_[0].running;
-      if (!std::exchange(r.forgiven, true))
+      if (!std::exchange(r.reported, true))
         std::fprintf(stderr, "tandem-run: rank %d on %s %s: the others go on without it%s\n", r.number, r.host.c_str(),
                      r.how().c_str(), again ? ", and it is started again" : "");
       // Its remaining output is read first.
@@ -483,22 +476,6 @@ class Launch {
         }
   }
 
-  bool only_stopped_are_left() const {
-    bool ended = false, any = false;
-    for (const Rank& r : ranks_) {
-      if (!r.running) {
-        ended = true;
-        continue;
-      }
-      std::string line;
-      std::getline(std::ifstream("/proc/" + std::to_string(r.pid) + "/stat") >> std::ws, line);
-      const std::size_t name_ends = line.rfind(") ");
-      if (name_ends == std::string::npos || line[name_ends + 2] != 'T') return false;
-      any = true;
-    }
-    return ended && any;
-  }
-
   void show(Rank& r, int k, std::string_view text) {
     if (r.log && (std::fwrite(text.data(), 1, text.size(), r.log) < text.size() || std::fflush(r.log) != 0)) {
       std::fprintf(stderr, "tandem-run: %s/rank-%d.log ends here, it could not be written: %s\n", c_.logs.c_str(),
@@ -531,7 +508,7 @@ class Launch {
   }
 
   bool ends_job(const Rank& r) const {
-    return goes_on_ ? r.ends_all() || (r.blames(0) && only_rank_0_is_left()) : r.failed();
+    return goes_on_ ? r.ends_all() || (r.attributes_to(0) && only_rank_0_is_left()) : r.failed();
   }
   // If one rank alone does not reach rank 0, it is that rank's failure. If no rank is left that reaches rank 0, rank 0
   // has died or is stopped.
@@ -564,8 +541,8 @@ class Launch {
       if (ends_job(r) && (!first || r.ended < first->ended)) first = &r;
     if (!first) return lost_logs_ && !asked ? 1 : 0;
     for (const Rank& other : ranks_)
-      if (other.failed() && other.ended < first->ended + 1 && first->blames(other.number) &&
-          !other.blames(first->number)) {
+      if (other.failed() && other.ended < first->ended + 1 && first->attributes_to(other.number) &&
+          !other.attributes_to(first->number)) {
         first = &other;
         break;
       }
@@ -580,32 +557,17 @@ class Launch {
   Command c_;
   bool told_kill_ = false;
   std::vector<Rank> ranks_;
-  std::string job_, token_;
+  std::string job_;
   bool goes_on_ = false;  // the job continues without lost ranks other than 0
   bool begun_ = false;    // all ranks have met, as far as this process can see
   bool lost_logs_ = false;
   double drained_at_ = 0;
 };
 
-// The program of --check on every rank: a small message goes round, then all ranks all-reduce 1 MiB.
+// The program of --check on every rank: ten all-reduces of 1 MiB.
 void check_rank() {
   auto c = Job().communicator();
-  std::vector<float> token{0}, many(1 << 18, 1);
-  const int next = (c->rank() + 1) % c->size(), before = (c->rank() + c->size() - 1) % c->size();
-  c->barrier().wait();
-  const double begin = now();
-  constexpr int rounds = 100;
-  for (int i = 0; i < rounds && c->size() > 1; i++) {
-    if (c->rank() == 0) {
-      c->send(next, buffer(token)).wait();
-      c->recv(before, buffer(token)).wait();
-    } else {
-      c->recv(before, buffer(token)).wait();
-      token[0] += 1;
-      c->send(next, buffer(token)).wait();
-    }
-  }
-  const double hop = (now() - begin) / rounds / c->size();
+  std::vector<float> many(1 << 18, 1);
   c->barrier().wait();
   const double start = now();
   for (int i = 0; i < 10; i++) c->all_reduce(buffer(many), Combine::max).wait();
@@ -614,9 +576,7 @@ void check_rank() {
               c->traffic().transport.c_str());
   std::fflush(stdout);
   c->barrier().wait();
-  if (c->rank() == 0)
-    std::printf("%d ranks: %.1f µs from rank to rank, 1 MiB all-reduced in %.2f ms\n", c->size(), hop * 1e6,
-                each * 1e3);
+  if (c->rank() == 0) std::printf("%d ranks: 1 MiB all-reduced in %.2f ms\n", c->size(), each * 1e3);
 }
 
 }  // namespace

@@ -2,11 +2,11 @@
 # sh dist/lab/defaults.sh [STRATEGY…]: LeNet-5 on Fashion-MNIST, 4 epochs on 4 ranks of this host, at the program's default rate and
 # each strategy's default constants: a table of the test accuracy and the seconds, of the strategies that are named, or of all. Where a
 # strategy prints a note that names other options, it is run with these, too. Exit status 1 where one ends at 85 % or below, also with
-# what its note names. Ranks count as two hosts where a strategy is for several. `wire=…` before a strategy is TANDEM_WIRE.
+# what its note names. Ranks count as two hosts where a strategy is for several.
 # dist/lab/DEFAULTS.md holds its results.
 set -u
 build=${BUILD:-build}
-[ $# -gt 0 ] || set -- all-reduce wire=bf16,all-reduce wire=topk:0.01,all-reduce wire=powersgd:2,all-reduce \
+[ $# -gt 0 ] || set -- all-reduce all-reduce:wire=bf16 all-reduce:wire=topk:0.01 all-reduce:wire=powersgd:2 \
   local-sgd:8 local-sgd:qsr:0.1:4 post-local-sgd:8 cocod-sgd:8 easgd:8 outer outer:H=20 outer:H=20,stream=4 daso daso:faithful \
   hybrid hybrid:sample=0.5 hybrid+daso hybrid+ddc-asgd \
   ddc-asgd asgd asgd-m sa-asgd delay-adaptive rescaled gap-aware dc-asgd-c dc-asgd-a dc-asgd-k dana-slim dana-dc delayed-nesterov \
@@ -21,7 +21,7 @@ run() {
   shift
   case $strategy in *daso* | machines+* | hybrid+*) hosts='--hosts-as 2' ;; esac
   # shellcheck disable=SC2086
-  env ${wire:+TANDEM_WIRE=$wire} "$build/tandem-run" -n 4 $hosts --strategy "$strategy" "$build/fashion_mnist" --model lenet5 --epochs 4 \
+  "$build/tandem-run" -n 4 $hosts --strategy "$strategy" "$build/fashion_mnist" --model lenet5 --epochs 4 \
     --threads 1 --metrics "$there/metrics" "$@" >"$there/out" 2>&1
   accuracy=$(sed -n 's/.*test accuracy \([0-9.]* %\).*/\1/p' "$there/out" | head -n 1)
   : "${accuracy:=$(grep -q 'not finite' "$there/out" && echo diverged || tail -n 1 "$there/out" | tr '|' ' ')}"
@@ -30,11 +30,10 @@ run() {
 enough() { awk -v a="$accuracy" 'BEGIN { exit !(a + 0 > 85) }'; }
 echo '| strategy | test accuracy | seconds | what its note tries |'
 echo '|---|---|---|---|'
-for given; do
-  wire= strategy=$given note=
-  case $given in wire=*) wire=${given%%,*} wire=${wire#wire=} strategy=${given#*,} ;; esac
+for strategy; do
+  note=
   run "$strategy"
-  printf '| `%s`%s | %s | %.0f |' "$strategy" "${wire:+, \`TANDEM_WIRE=$wire\`}" "$accuracy" "${seconds:-0}"
+  printf '| `%s` | %s | %.0f |' "$strategy" "$accuracy" "${seconds:-0}"
   try=$(sed -n 's/.*note: .* Try \(--.*\)/\1/p' "$there/out" | head -n 1)
   if [ "$try" ]; then
     case $try in

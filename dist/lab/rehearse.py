@@ -106,11 +106,9 @@ def rehearse(chosen, strategy, link):
         metrics, counters, said = (os.path.join(folder, name) for name in ("metrics", "counters", "said"))
         settings = {"RANKS": str(chosen.ranks), "COUNTERS": counters, "TANDEM_STRATEGY": strategy,
                     "DELAY": f"{chosen.delay:g}"}
-        setting = re.fullmatch(r"([A-Z_]+)=([^/]*)/(.*)", strategy)
-        if setting:
-            settings |= {setting[1]: setting[2], "TANDEM_STRATEGY": setting[3]}
         if chosen.pace > 0:
-            settings["TANDEM_PACE"] = f"{chosen.pace:g}:0"
+            options = "," if ":" in strategy.split("+")[-1] else ":"
+            settings["TANDEM_STRATEGY"] += f"{options}pace={chosen.pace:g}:0"
         with open(said, "w") as output:
             program = [*chosen.program, "--metrics", metrics]
             status = run(["sh", HOSTS, str(chosen.hosts), link, "--", *program], settings, output)
@@ -250,7 +248,7 @@ def arguments():
     add("--delay", action=Once, type=between(0, 10000, float), default=0, metavar="MS", help="of a link (0)")
     add("--strategy", action=Once, type=lambda text: list(dict.fromkeys(text.split())), default=["all-reduce"],
         dest="strategies", metavar="NAMES",
-        help="or several, with spaces between: 'all-reduce TANDEM_WIRE=bf16/all-reduce ddc-asgd' (all-reduce)")
+        help="or several, with spaces between: 'all-reduce all-reduce:wire=bf16 ddc-asgd' (all-reduce)")
     add("--pace", action=Once, type=between(0, 1e6, float), default=0, metavar="MS",
         help="milliseconds that a step takes before its exchange, where ranks share cores (0: as it comes)")
     add("--target", action=Once, type=between(0, 100, float), default=0, metavar="PERCENT",

@@ -9,7 +9,7 @@
 #include "dist/server/asynchrony.h"
 #include "dist/server/server_layout.h"
 #include "dist/strategies/averages.h"
-#include "dist/strategies/rounds.h"
+#include "dist/strategies/local_steps.h"
 
 namespace tandem {
 namespace {

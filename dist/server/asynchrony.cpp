@@ -1,13 +1,13 @@
 #include "dist/server/asynchrony.h"
 
 #include <algorithm>
-#include <optional>
-#include <sstream>
+#include <iterator>
 #include <utility>
 #include <vector>
 
 #include "core/error.h"
 #include "core/spec.h"
+#include "core/text.h"
 #include "dist/server/rules.h"
 
 namespace tandem {
@@ -19,11 +19,8 @@ static const std::pair<const char*, Asynchrony::Kind> kinds[] = {{"bsp", Asynchr
                                                                  {"ringmaster", Asynchrony::Kind::ringmaster},
                                                                  {"fedbuff", Asynchrony::Kind::fedbuff},
                                                                  {"rennala", Asynchrony::Kind::rennala}};
-static std::optional<Asynchrony::Kind> kind_called(const std::string& name) {
-  for (const auto& [called, kind] : kinds)
-    if (name == called) return kind;
-  return {};
-}
+
+static std::string name_of_kind(const std::pair<const char*, Asynchrony::Kind>& kind) { return kind.first; }
 
 // The options of each kind. The first one is required.
 static std::vector<SpecField> fields_of(Asynchrony& a) {
@@ -42,11 +39,11 @@ Asynchrony Asynchrony::parse(const std::string& text) {
   Asynchrony a;
   const std::size_t plus = text.find('+');
   const std::string first = text.substr(0, plus), kind = spec_name(text);
-  const auto known = kind_called(kind);
-  if (!known) {
+  const auto known = std::ranges::find(kinds, kind, name_of_kind);
+  if (known == std::end(kinds)) {
     a.rule = text;
   } else {
-    a.kind = *known;
+    a.kind = known->second;
     read_spec(first, fields_of(a));
     if (first == kind && !fields_of(a).empty())
       refuse(text, ": write ", kind, ":", fields_of(a)[0].key, "=NUMBER, ", fields_of(a)[0].expects);
@@ -65,8 +62,7 @@ Asynchrony Asynchrony::parse(const std::string& text) {
 
 bool Asynchrony::is_one(const std::string& text) {
   const std::string name = spec_name(text);
-  const auto rules = rule_names();
-  return kind_called(name) || std::find(rules.begin(), rules.end(), name) != rules.end();
+  return std::ranges::count(kinds, name, name_of_kind) || std::ranges::count(rule_names(), name);
 }
 
 std::string Asynchrony::forms() {
@@ -81,17 +77,15 @@ void Asynchrony::check_workers(const std::string& name, int workers) const {
 }
 
 std::string Asynchrony::text() const {
-  if (kind == Kind::asp) return rule;
-  std::ostringstream how;
-  if (kind == Kind::quorum)
-    how << "quorum:" << quorum << ",grace=" << grace;
-  else if (kind == Kind::ringmaster)
-    how << "ringmaster:R=" << bound;
-  else if (of_batches())
-    how << (kind == Kind::fedbuff ? "fedbuff" : "rennala") << ":B=" << batch;
-  else
-    how << (kind == Kind::bsp ? "bsp" : "ssp:" + std::to_string(staleness));
-  return how.str() + "+" + rule;
+  const std::string name = std::ranges::find(kinds, kind, &std::pair<const char*, Kind>::second)->first;
+  switch (kind) {
+    case Kind::asp: return rule;
+    case Kind::bsp: return name + "+" + rule;
+    case Kind::ssp: return name + ":" + std::to_string(staleness) + "+" + rule;
+    case Kind::quorum: return name + ":" + std::to_string(quorum) + ",grace=" + digits(grace, 6) + "+" + rule;
+    case Kind::ringmaster: return name + ":R=" + std::to_string(bound) + "+" + rule;
+    default: return name + ":B=" + std::to_string(batch) + "+" + rule;
+  }
 }
 
 }  // namespace tandem

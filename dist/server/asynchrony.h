@@ -2,7 +2,10 @@
 // is handled.
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <string>
+
+#include "core/dtype.h"
 
 namespace tandem {
 
@@ -42,6 +45,19 @@ struct Asynchrony {
   std::string text() const;                     // "ddc-asgd", "ssp:3+ddc-asgd"
   // Throws UsageError, which begins with `name`, if the quorum is larger than `workers`
   void check_workers(const std::string& name, int workers) const;
+};
+
+struct ServerOptions {
+  Asynchrony how = {};
+  int servers = 0;  // the last `servers` ranks only serve; 0: all ranks train and serve
+  double momentum = 0.9;
+  // The learning rate after so many pushes were applied to a shard. (Not samples: an epoch's smaller last batch is a
+  // step too.)
+  std::function<double(std::int64_t pushes)> learning_rate = {};
+  DType wire = DType::f32;   // type of gradients; bf16 halves the bytes
+  double snapshots = 10;     // minimum seconds between two snapshots; 0: none
+  std::uint64_t memory = 0;  // bytes that this rank has for snapshots; 0: unknown
+  bool record = false;       // record the order of events
 };
 
 }  // namespace tandem

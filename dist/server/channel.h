@@ -1,21 +1,23 @@
 // Channel: messages that are delivered by their header. Workers and servers of the parameter server have no fixed order
-// of calls. A message is a header and some bytes; the receiver chooses from the header the memory for the bytes. There
-// is an in-process and a UCX implementation. Both are strict about memory: the bytes must stay unchanged until the send
-// is done.
+// of calls. A message is a header and some bytes; the receiver chooses from the header the memory for the bytes. Ranks
+// of one host share memory: bytes in it are not sent, the receiver reads them where they are. There is an in-process
+// and a UCX implementation.
 //
 //   channel->on_message({.place = [&](int from, const MessageHeader& header, std::size_t bytes) { … },
 //                        .arrived = [&](int from, const MessageHeader& header, std::span<std::byte> bytes) { … }});
-//   channel->send(server, header, bytes).wait();
+//   channel->send(server, header, bytes);
 //
-// When a send is done, its bytes have left this rank's memory. It does not mean that the receiver has applied them;
-// answers confirm that. Threads: one at a time. The callbacks run inside progress(), wait() and done(). A callback may
-// call only send() of the channel.
+// That a message was sent does not mean that the receiver has applied it; answers confirm that. Threads: one at a time.
+// The callbacks run inside progress(). A callback may call only send() and share() of the channel.
 #pragma once
 #include <array>
+#include <atomic>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "dist/collectives/communicator.h"
@@ -27,11 +29,12 @@ using MessageHeader = std::array<std::uint64_t, 8>;
 
 struct Receiver {
   // Returns memory for `bytes` bytes that lives until `arrived`. If it is shorter, the message is refused and the job
-  // fails with an error text. If it returns nothing, the message is passed to `unplaced`.
+  // fails with an error text. If it returns nothing, the bytes are valid only during `arrived`.
   std::function<std::optional<std::span<std::byte>>(int from, const MessageHeader& header, std::size_t bytes)> place;
   std::function<void(int from, const MessageHeader& header, std::span<std::byte> bytes)> arrived;
-  // Called instead of `arrived`; the receiver owns the vector.
-  std::function<void(int from, const MessageHeader& header, std::vector<std::byte> bytes)> unplaced = {};
+  // Called instead of `place` and `arrived`: the bytes are the sender's memory, which it got from share(). It is
+  // reachable as long as this channel lives, also after the sender is lost.
+  std::function<void(int from, const MessageHeader& header, std::span<std::byte> bytes)> shared = {};
   // A rank is lost and the job continues without it. No message of it arrives after this call, and unfinished sends to
   // it count as done. All ranks receive losses and returns in the same order. Without this callback the job fails when
   // a rank is lost. It always fails when rank 0 is lost, which keeps the list.
@@ -53,43 +56,52 @@ class Channel {
   // rejoined one.
   virtual std::uint64_t generation() const = 0;
   virtual void on_message(Receiver receiver) = 0;  // call it before the first message; messages wait until then
-  // `to` may be this rank
-  virtual Work send(int to, const MessageHeader& header, std::span<const std::byte> bytes = {}) = 0;
+
+  // `to` may be this rank. keep: owns the bytes until they are sent; null: they must stay unchanged until sent() is
+  // true. Bytes in memory of share() are kept by the channel, and not sent to a rank that reaches them: the messages
+  // between the ranks decide how long they must stay unchanged.
+  virtual void send(int to, const MessageHeader& header, std::span<const std::byte> bytes = {},
+                    std::shared_ptr<const void> keep = {}) = 0;
+  virtual bool sent() const = 0;  // no message is on its way out of this rank's memory
+  // From now on it is no error if a rank has left while this rank still sends to it.
+  void forgive() { forgives_ = true; }
+  std::int64_t bytes_sent() const { return bytes_sent_; }  // to others; any thread
+
   virtual bool progress() = 0;  // true if a message has arrived. Throws CommunicationError
   virtual void rest() = 0;      // sleeps until an event may have occurred, at most a few milliseconds
   virtual void wake() = 0;      // any thread
 
-  // Zeroed memory that other ranks of this host can read and write, so its bytes need not be sent to them. Blocks are
-  // numbered 0, 1, … in the order of the calls. Any thread may call it, before messages about the block.
-  virtual std::shared_ptr<void> share(std::size_t bytes) = 0;
-  // Block `number` of that rank. It lives as long as this channel, also after the rank was lost; after a rejoin the new
-  // process's blocks are returned. Empty if the memory is not reachable, for example on another host.
-  virtual std::span<std::byte> shared_by(int rank, int number) = 0;
+  // Zeroed memory that other ranks of this host can read and write. Any thread.
+  std::shared_ptr<void> share(std::size_t bytes);
+  // True if this rank reaches that rank's shared memory, which means that the other rank also reaches this rank's.
+  // False while that rank has shared none.
+  virtual bool reaches(int rank) = 0;
 
   // Fails the channel and sends the reason to the other ranks: their calls throw this text.
   virtual void fail(int culprit, const std::string& text) = 0;
-};
 
-// Faults for tests with ranks that are threads.
-struct ChannelFaults {
-  struct Death {
-    int rank;
-    // its at-th call of send(), from 0, throws Killed; the other ranks then lose it. The count continues when it
-    // rejoins
-    std::int64_t at;
+ protected:
+  virtual std::shared_ptr<void> new_block(std::size_t bytes) = 0;  // of shared memory; numbered 0, 1, … in this order
+  struct Place {
+    std::shared_ptr<void> memory;
+    std::uint64_t block, offset;
   };
-  std::vector<Death> deaths = {};
-  std::uint64_t delays = 0;       // seed; messages of different senders overtake each other. 0: no delays
-  bool duplicates = false;        // with delays: sometimes a message without bytes arrives again, after others
-  bool shared_memory = true;      // false: shared_by() is always empty, as between hosts
-  std::int64_t* sends = nullptr;  // counts calls of send() of all ranks; set when all channels are destroyed
+  std::optional<Place> place_of(const void* p) const;  // in this rank's shared memory
+
+  bool forgives_ = false;
+  std::atomic<std::int64_t> bytes_sent_{0};
+
+ private:
+  struct Block {
+    const std::byte* begin;
+    std::size_t bytes;
+    std::weak_ptr<void> memory;
+  };
+  mutable std::mutex blocks_mutex_;
+  std::vector<Block> blocks_;  // by number
 };
 
-// Channels for ranks that are threads. A send is done when its bytes are in the receiver's memory. A channel that is
-// destroyed during an exception counts as a lost rank.
-std::vector<std::unique_ptr<Channel>> in_process_channels(int ranks, double deadline = 300,
-                                                          const ChannelFaults& faults = {});
-// A lost rank rejoins with a new channel. `other`: any channel of the job, which may be in use at the same time.
-std::unique_ptr<Channel> in_process_return(Channel& other, int rank);
+// The channel of a job of one rank.
+std::unique_ptr<Channel> channel_of_one();
 
 }  // namespace tandem

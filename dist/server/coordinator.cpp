@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "dist/job/frames.h"
 #include "dist/server/server_messages.h"
 
 namespace tandem {
@@ -20,7 +21,7 @@ void Coordinator::begin(int workers, bool synchronous, WorkLeases leases) {
 void Coordinator::wants(int worker, std::uint64_t request) {
   if (request <= of(worker).request) return;
   of(worker).request = request;
-  if (over_told_) return tell_over(worker);  // it rejoined after that message was sent
+  if (over_sent_) return send_over(worker);  // it rejoined after that message was sent
   of(worker).waits = true;
   hand_out();
 }
@@ -79,15 +80,15 @@ void Coordinator::waits_for(int rank, std::string waits_for, double now) {
   changed_ = now;
 }
 
-Coordinator::Waiting Coordinator::waiting(const std::function<std::string(int)>& name) const {
+Coordinator::Waiting Coordinator::waiting() const {
   Waiting w{.since = changed_};
   for (int r = 0; r < count(); r++) {
     const Rank& rank = ranks_[std::size_t(r)];
     if (!rank.lives) continue;
     if (rank.waits_for.empty())
-      w.works += (w.works.empty() ? "" : ", ") + name(r);
+      w.works += (w.works.empty() ? "" : ", ") + channel_.where(r);
     else
-      w.waits += (w.waits.empty() ? "" : "; ") + name(r) + " for " + rank.waits_for;
+      w.waits += (w.waits.empty() ? "" : "; ") + channel_.where(r) + " for " + rank.waits_for;
   }
   return w;
 }
@@ -99,52 +100,42 @@ void Coordinator::hand_out() {
   // Workers that make a step together draw their leases together: the batches of a step are then the same as on one
   // machine that makes all of them.
   if (synchronous_ && wait < may_want) return;
-  const auto tell = [&](int m, std::uint64_t lease) {
-    MessageHeader n = header(What::lease_is);
-    n[word::number] = lease;
-    n[word::leases_done] = std::uint64_t(leases_done());
-    n[word::request] = of(m).request;
-    if (lease != word::none) n[word::count] = std::uint64_t(leases_.held(std::int64_t(lease))->count);
-    send_(m, n, nullptr);
+  const auto reply = [&](int m, std::int64_t lease, std::int64_t count) {
+    send(channel_, m, message::LeaseIs{of(m).request, lease, count, leases_done()});
   };
   for (int m = 0; m < workers_; m++) {
     Rank& r = of(m);
     if (!r.waits) continue;
     if (const auto lease = leases_.draw(m, share(m))) {
-      tell(m, std::uint64_t(*lease));
-      r.waits = r.told_none = false;
-    } else if (!std::exchange(r.told_none, true)) {
-      tell(m, word::none);  // it continues to wait; the servers need not wait for its push
+      reply(m, *lease, leases_.held(*lease)->count);
+      r.waits = r.sent_none = false;
+    } else if (!std::exchange(r.sent_none, true)) {
+      reply(m, 0, 0);  // it continues to wait; the servers need not wait for its push
     }
   }
-  if (over_told_ || (!leases_.over() && may_want > 0)) return;
-  over_told_ = true;
+  if (over_sent_ || (!leases_.over() && may_want > 0)) return;
+  over_sent_ = true;
   for (int r = 0; r < count(); r++)
-    if (of(r).lives) tell_over(r);
+    if (of(r).lives) send_over(r);
   count_byes();
 }
 
 // ---- the end --------------------------------------------------------------------------------------------------------
-void Coordinator::tell_over(int rank) {
-  MessageHeader n = header(What::over);
-  n[word::number] = stop_asked_;
-  n[word::leases_done] = std::uint64_t(leases_done());
-  send_(rank, n, nullptr);
-}
+void Coordinator::send_over(int rank) { send(channel_, rank, message::Over{stop_asked_, leases_done()}); }
 
 void Coordinator::says_bye(int rank) {
-  if (end_told_) return send_(rank, header(What::end), nullptr);  // it rejoined after that message was sent
+  if (end_sent_) return send(channel_, rank, message::End{});  // it rejoined after that message was sent
   of(rank).bye = true;
   count_byes();
 }
 
 void Coordinator::count_byes() {
-  if (!over_told_ || end_told_) return;
+  if (!over_sent_ || end_sent_) return;
   for (const Rank& r : ranks_)
     if (r.lives && !r.bye) return;
-  end_told_ = true;
+  end_sent_ = true;
   for (int r = 0; r < count(); r++)
-    if (of(r).lives) send_(r, header(What::end), nullptr);
+    if (of(r).lives) send(channel_, r, message::End{});
 }
 
 // ---- losses and rejoins ---------------------------------------------------------------------------------------------
@@ -158,7 +149,7 @@ void Coordinator::lost(int rank, double now) {
     count_byes();
   }
   for (auto& [k, gathering] : gatherings_) {
-    gathering.told.erase(rank), gathering.texts.erase(rank);
+    gathering.sent.erase(rank), gathering.texts.erase(rank);
     answer(k);
   }
 }
@@ -181,11 +172,8 @@ void Coordinator::answer(std::uint64_t k) {
   g.complete = true;
   std::vector<std::string> all;
   for (int r = 0; r < count(); r++) all.push_back(g.texts.count(r) ? g.texts[r] : "");
-  MessageHeader n = header(What::heard);
-  n[word::number] = k;
-  const auto text = std::make_shared<const std::string>(bundle(all));
   for (const auto& [r, _] : g.texts)
-    if (of(r).lives && g.told.insert(r).second) send_(r, n, text);
+    if (of(r).lives && g.sent.insert(r).second) send(channel_, r, message::Heard{k}, bundle(all));
 }
 
 }  // namespace tandem

@@ -1,12 +1,10 @@
 // Coordinator: rank 0's part of a parameter server. It hands out the leases, gathers the texts of all ranks, and
-// determines when the run is over and when the ranks may exit. It has no thread and no network: its functions are
-// called for each event, and it calls `send` for each resulting message. Times are seconds of any clock.
-// server_messages.h defines its messages.
+// determines when the run is over and when the ranks may exit. Its functions are called for each event, and it sends
+// the resulting messages. It has no thread and no clock: times are seconds of any clock. server_messages.h defines its
+// messages.
 #pragma once
 #include <deque>
-#include <functional>
 #include <map>
-#include <memory>
 #include <set>
 #include <string>
 #include <utility>
@@ -19,9 +17,7 @@ namespace tandem {
 
 class Coordinator {
  public:
-  // text: null if the message has none.
-  using Send = std::function<void(int to, const MessageHeader& header, std::shared_ptr<const std::string> text)>;
-  Coordinator(int ranks, Send send) : send_(std::move(send)), ranks_(std::size_t(ranks)) {}
+  explicit Coordinator(Channel& channel) : channel_(channel), ranks_(std::size_t(channel.size())) {}
 
   // The first `workers` ranks train. synchronous: they make each step together (bsp). Lease requests that arrived
   // before this call are answered now.
@@ -49,7 +45,7 @@ class Coordinator {
     std::string waits = {}, works = {};  // "rank 1 for a lease; rank 2 for …", "rank 0"
     double since = 0;                    // since then no rank has changed its state and no lease was done
   };
-  Waiting waiting(const std::function<std::string(int)>& name) const;
+  Waiting waiting() const;
 
   std::int64_t leases_done() const { return leases_.count_done(); }
 
@@ -57,7 +53,7 @@ class Coordinator {
   struct Rank {
     bool lives = true;
     bool waits = false;      // for a lease
-    bool told_none = false;  // it was told that no lease is available now
+    bool sent_none = false;  // it was sent that no lease is available now
     bool left = false, bye = false;
     std::uint64_t request = 0;       // number of its last request
     std::string waits_for = {};      // as in waits_for(); empty: it works
@@ -67,21 +63,21 @@ class Coordinator {
   };
   struct Gathering {
     std::map<int, std::string> texts;
-    std::set<int> told;     // ranks that have received all texts
+    std::set<int> sent;     // ranks to which all texts were sent
     bool complete = false;  // all live ranks have sent a text
   };
   Rank& of(int rank) { return ranks_[std::size_t(rank)]; }
   int count() const { return int(ranks_.size()); }
   void hand_out();
   double share(int worker) const;  // its speed divided by the fastest worker's
-  void tell_over(int rank), count_byes();
+  void send_over(int rank), count_byes();
   void answer(std::uint64_t gathering);
 
-  Send send_;
+  Channel& channel_;
   std::vector<Rank> ranks_;
   int workers_ = 0;
   bool begun_ = false, synchronous_ = false, stop_asked_ = false;
-  bool over_told_ = false, end_told_ = false;
+  bool over_sent_ = false, end_sent_ = false;
   double changed_ = 0;  // when a rank last began to wait or to work, or a lease was done
   WorkLeases leases_;
   // All are kept: a rejoined rank asks for all of them, from the first.

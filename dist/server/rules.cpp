@@ -36,35 +36,27 @@ struct Asgd {  // w −= η·g
   void operator()(const RuleVectors<T>& x, T rate, std::int64_t i) const { x.w[i] = fused(-rate, x.g[i], x.w[i]); }
 };
 
-// w −= (η/max(1, τ))·g   (staleness-aware; Zhang et al., arXiv 1511.05950)
-template <class T>
-struct SaAsgd {
-  static constexpr Rule::Keeps keeps{};
-  T share;
-  SaAsgd(const Hyper& h, const Constants&) : share(rounded<T>(1 / std::max(1.0, h.delay))) {}
-  void operator()(const RuleVectors<T>& x, T rate, std::int64_t i) const {
-    x.w[i] = fused(-rate * share, x.g[i], x.w[i]);
-  }
+// w −= η·s·g, s: the share of the learning rate
+template <class T, double (*share)(const Hyper&)>
+struct SharedAsgd : Asgd<T> {
+  T s;
+  SharedAsgd(const Hyper& h, const Constants& k) : Asgd<T>(h, k), s(rounded<T>(share(h))) {}
+  void operator()(const RuleVectors<T>& x, T rate, std::int64_t i) const { Asgd<T>::operator()(x, rate* s, i); }
 };
-
-// w −= η·n/max(n, τ)·g   (Mishchenko et al. 2022, as in their group's later simulator): smaller steps for late pushes
+// 1/max(1, τ)   (staleness-aware; Zhang et al., arXiv 1511.05950)
+double staleness_share(const Hyper& h) { return 1 / std::max(1.0, h.delay); }
+// n/max(n, τ)   (Mishchenko et al. 2022, as in their group's later simulator): smaller steps for late pushes
+double adaptive_share(const Hyper& h) { return h.workers / std::max(double(h.workers), h.delay); }
+// (1 + τ)/n: a worker's step is proportional to the time of its computation, so that a slow worker's data count as much
+// as a fast one's (Rescaled ASGD, arXiv 2605.13434). The measure of time is ours: 1 + τ updates pass from one push of a
+// worker to its next, n with equal workers.
+double time_share(const Hyper& h) { return (1 + h.delay) / h.workers; }
 template <class T>
-struct DelayAdaptive : Asgd<T> {
-  T share;
-  DelayAdaptive(const Hyper& h, const Constants& k)
-      : Asgd<T>(h, k), share(rounded<T>(h.workers / std::max(double(h.workers), h.delay))) {}
-  void operator()(const RuleVectors<T>& x, T rate, std::int64_t i) const { Asgd<T>::operator()(x, rate* share, i); }
-};
-
-// w −= η·(1 + τ)/n·g: a worker's step is proportional to the time of its computation, so that a slow worker's data
-// count as much as a fast one's (Rescaled ASGD, arXiv 2605.13434). The measure of time is ours: 1 + τ updates pass from
-// one push of a worker to its next, n with equal workers.
+using SaAsgd = SharedAsgd<T, staleness_share>;
 template <class T>
-struct Rescaled : Asgd<T> {
-  T share;
-  Rescaled(const Hyper& h, const Constants& k) : Asgd<T>(h, k), share(rounded<T>((1 + h.delay) / h.workers)) {}
-  void operator()(const RuleVectors<T>& x, T rate, std::int64_t i) const { Asgd<T>::operator()(x, rate* share, i); }
-};
+using DelayAdaptive = SharedAsgd<T, adaptive_share>;
+template <class T>
+using Rescaled = SharedAsgd<T, time_share>;
 
 template <class T>
 struct MomentumAsgd {  // v = μ·v + g;  w −= η·v
@@ -246,6 +238,18 @@ struct DdcAsgdShared : DdcAsgd<T> {
   void operator()(const RuleVectors<T>& x, T rate, std::int64_t i) const { this->step(x, rate, i, x.velocity[i]); }
 };
 
+// w += s·(g − w_sent), for running statistics: w becomes the mean of the workers' results g. Each worker adds its share
+// s of the difference that its batch made.
+template <class T>
+struct Averaging {
+  static constexpr Rule::Keeps keeps{.sent = true};
+  T s;
+  Averaging(const Hyper&, const Constants& k) : s(T(k.at("share"))) {}
+  void operator()(const RuleVectors<T>& x, T, std::int64_t i) const {  // one worker: its result, bit for bit
+    x.w[i] = s == 1 ? x.g[i] + (x.w[i] - x.sent[i]) : x.w[i] + s * (x.g[i] - x.sent[i]);
+  }
+};
+
 // ---- from a formula to a rule ---------------------------------------------------------------------------------------
 template <template <class> class Formula>
 class RuleOf final : public Rule {
@@ -357,5 +361,7 @@ std::unique_ptr<Rule> make_rule(const std::string& text) {
     refuse(text, ": every is a whole number of pushes, from 1");
   return row->make(text, constants);
 }
+
+std::unique_ptr<Rule> averaging_rule(double share) { return make<Averaging>("average", {{"share", share}}); }
 
 }  // namespace tandem

@@ -50,6 +50,7 @@ class Rule {
 // "ddc-asgd", or with constants: "ddc-asgd:lambda=20,decay=0.9". Every rule has `clip`. Throws UsageError that lists
 // the names or constants.
 std::unique_ptr<Rule> make_rule(const std::string& text);
+std::unique_ptr<Rule> averaging_rule(double share);  // for running statistics
 std::vector<std::string> rule_names();
 std::string listed(const std::vector<std::string>& names);  // "a, b, c"
 

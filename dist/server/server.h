@@ -2,8 +2,10 @@
 // tensors, so that all servers have the same load. The CPU of each server updates its shard. Workers push a gradient
 // and receive the weights: push and pull are one exchange, and an answer confirms that the push was applied.
 //
-// A server node is one rank: a server, a worker, or both. Its one thread handles the messages and applies the pushes. A
-// worker's training thread only waits for answers, so its evaluation never delays a shard.
+// A server node is one rank: a server, a worker, or both. Its one thread, the member's, sends and receives the
+// messages, passes each to the object that handles it, and applies the pushes. The training thread calls the public
+// functions, which post commands to the member's thread and wait for their results. So its evaluation never delays a
+// shard.
 //
 //   ServerNode node(std::move(channel));
 //   node.begin(weights, statistics, scales, options, leases);
@@ -26,36 +28,27 @@
 // exactly once. The rule's vectors (velocities) come from a snapshot that owners send to their successors every few
 // seconds, in at most a tenth of the time. Later changes of them are lost.
 #pragma once
+#include <condition_variable>
+#include <deque>
+#include <exception>
 #include <functional>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
+#include <thread>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
-#include "dist/server/channel.h"
-#include "dist/server/shard_service.h"
-#include "dist/server/work_leases.h"
-#include "layers/train/strategy.h"
+#include "dist/server/coordinator.h"
+#include "dist/server/server_layout.h"
+#include "dist/server/server_messages.h"
+#include "dist/server/shard_server.h"
+#include "dist/server/worker.h"
 
 namespace tandem {
-
-struct ServerOptions {
-  Asynchrony how = {};
-  int servers = 0;  // the last `servers` ranks only serve; 0: all ranks train and serve
-  double momentum = 0.9;
-  // The learning rate after so many pushes were applied to a shard. (Not samples: an epoch's smaller last batch is a
-  // step too.)
-  std::function<double(std::int64_t pushes)> learning_rate = {};
-  DType wire = DType::f32;         // type of gradients; bf16 halves the bytes
-  std::int64_t chunk = 256 << 10;  // elements per message
-  double snapshots = 10;           // minimum seconds between two snapshots; 0: none
-  std::uint64_t memory = 0;        // bytes that this rank has for snapshots; 0: unknown
-  bool record = false;             // record the order of events
-};
-
-// Where the shards begin: server s has [cuts[s], cuts[s + 1]). The length is a multiple of 1024 elements except for the
-// last.
-std::vector<std::int64_t> shard_cuts(std::int64_t numel, int servers);
 
 class ServerNode {
  public:
@@ -75,14 +68,14 @@ class ServerNode {
   using Tells = std::function<void(const std::string&)>;
   explicit ServerNode(std::unique_ptr<Channel> channel, double deadline = 300, Tells tells = {}, double patience = 30);
   ~ServerNode();
-  int rank() const;
-  int size() const;
-  std::string where() const;
-  bool trains() const;  // after begin(): this rank is a worker
-  int workers() const;
+  int rank() const { return channel_->rank(); }
+  int size() const { return channel_->size(); }
+  std::string where() const { return channel_->where(rank()); }
+  bool trains() const { return rank() < workers(); }  // after begin(): this rank is a worker
+  int workers() const { return layout_ ? layout_->workers() : size(); }
 
   // Zeroed memory. Gradients in it are pushed to ranks of this host without a copy.
-  std::shared_ptr<void> memory(std::size_t bytes);
+  std::shared_ptr<void> memory(std::size_t bytes) { return channel_->share(bytes); }
   // Every rank's text, in the order of ranks; empty for lost ranks. All ranks call it.
   std::vector<std::string> gather(const std::string& mine);
 
@@ -94,13 +87,19 @@ class ServerNode {
   // Waits for the next step of this worker. Nothing: the run is over. A rank that only serves stays in this call. It
   // polls asked_to_stop and calls stop() if that is true.
   std::optional<std::int64_t> lease(const std::function<bool()>& asked_to_stop = {});
-  std::int64_t lease_count() const;  // consecutive leases under the number of the last one (WorkLeases)
+  // Consecutive leases under the number of the last one (WorkLeases).
+  std::int64_t lease_count() const { return lease_count_; }
   // The lease that lease() will return, if it is known; does not wait
-  std::optional<std::int64_t> next_lease() const;
+  std::optional<std::int64_t> next_lease() const {
+    return locked([&] { return next_lease_; });
+  }
   // The range [begin, end) of the next pushed gradient is final and must stay unchanged until pull(). It is sent now.
   // If the gradient is not pushed, the next call of ask(), push() or finish() discards the range.
   void push_part(Buffer gradient, Range part);
-  bool pushes_parts() const;  // push_part() is useful: an owner does not reach this rank's memory
+  // push_part() is useful: an owner does not reach this rank's memory
+  bool pushes_parts() const {
+    return locked([&] { return pushes_parts_; });
+  }
   // Pushes for the lease that was drawn last. buffers: the running statistics after its batches.
   void push(Buffer gradient, Buffer buffers, std::int64_t samples, const MetricSums& sums);
   void ask();  // requests the weights without a push
@@ -113,21 +112,122 @@ class ServerNode {
   void finish(Buffer parameters, Buffer buffers);
   // After a call threw because rank 0 is lost: true if this is the lowest live worker, as far as this rank knows.
   bool is_first_of_what_is_left() const;
-  void stop();  // no worker draws more leases; any rank may call it
-  bool stopped() const;
+  void stop() { post_message(message::StopAll{}); }  // no worker draws more leases; any rank may call it
+  bool stopped() const {
+    return locked([&] { return stopped_; });
+  }
 
   // The metric sums of all workers' training since the last call; only rank 0 has them.
-  MetricSums trained();
-  std::int64_t leases_done() const;  // of all workers; exact at rank 0, on other ranks as of their last lease
+  MetricSums trained() {
+    return locked([&] { return std::exchange(sums_, {}); });
+  }
+  // Of all workers; exact at rank 0, on other ranks as of their last lease.
+  std::int64_t leases_done() const {
+    return locked([&] { return leases_done_; });
+  }
   // Writes the velocity of all shards at rank 0, for checkpoints (rank 0's, if each worker has its own). False if the
   // rule keeps none.
   bool velocity(Buffer into);
-  Counts counts() const;                   // reads them on the member's thread
-  std::vector<ShardEvent> events() const;  // of this rank's first shard, if recorded
+  Counts counts();                   // reads them on the member's thread
+  std::vector<ShardEvent> events();  // of this rank's first shard, if recorded
 
  private:
-  class Thread;
-  std::unique_ptr<Thread> thread_;
+  struct Waits {
+    std::string what = {};     // empty: the training thread works
+    std::uint64_t number = 0;  // number of the wait
+  };
+
+  // ---- between the threads ------------------------------------------------------------------------------------------
+  // With bsp the leases of a step are assigned together: workers without a lease would wait for one that held an extra
+  // lease.
+  bool synchronous() const { return layout_->options.how.kind == Asynchrony::Kind::bsp; }
+  bool quorum() const { return layout_->options.how.kind == Asynchrony::Kind::quorum; }
+  void check_snapshots() const;
+  void post(std::function<void()> command);
+  template <class M>
+  void post_message(const M& m) {
+    post([this, m] { send(*channel_, 0, m); });
+  }
+  void read(const std::function<void()>& f);
+  void wait(
+      const char* what, const std::function<bool()>& done, const std::function<void()>& then = [] {},
+      const std::function<void()>& meanwhile = {});
+  template <class F>
+  std::invoke_result_t<const F&> locked(const F& f) const {
+    std::lock_guard lock(mutex_);
+    return f();
+  }
+  void change(const std::function<void()>& f);
+
+  // ---- the member's thread ------------------------------------------------------------------------------------------
+  void run();
+  double look_around();
+  void notify(const std::string& what) const;
+  void report_refusals() const;
+  void report_waiting(const std::string& at_the_end = {});
+  void look_for_standstill();
+
+  std::optional<std::span<std::byte>> place(int from, const MessageHeader& header, std::size_t bytes);
+  void arrived(int from, const MessageHeader& header, std::span<std::byte> bytes, bool shared);
+  bool is_early(int from, const Message& m) const;
+  void handle(int from, const Message& m, std::span<std::byte> bytes, bool shared);
+  Coordinator& coordinator(int from);
+  void defer(int from, std::function<void()> f) { deferred_.push_back({from, std::move(f)}); }
+  void handle_deferred();
+
+  void ready(), answered();
+  void done(int worker, const message::Done& d);
+  void lost(int rank), returned(int rank), rejoin();
+
+  const double deadline_, patience_;
+  const Tells tells_;
+
+  std::unique_ptr<ServerLayout> layout_;  // it and the next three: created by begin()
+  std::unique_ptr<Worker> worker_;
+  std::unique_ptr<ShardServer> shard_server_;
+  std::unique_ptr<Coordinator> coordinator_;  // at rank 0, from the beginning
+  std::unique_ptr<Channel> channel_;          // destroyed before the objects whose memory it sends
+
+  // Used by the member's thread.
+  Counts counts_;  // exchanges, refused, dropped, early_bytes
+  static constexpr int nobody = -1;
+  // Messages, losses and returns that are handled later, in their order, with the rank that sent the message.
+  std::vector<std::pair<int, std::function<void()>>> deferred_;
+  bool ready_ = false;  // the owners of the shards are known, and this rank takes part
+  bool over_received_ = false;
+  std::map<int, std::int64_t> refused_;  // at rank 0: refused leases, by worker
+  std::uint64_t generation_ = 0;         // the membership's generation that layout_->owner belongs to
+  std::optional<std::pair<std::uint64_t, std::vector<int>>> owners_;  // as sent by rank 0: generation, owners by shard
+  double pushed_at_ = 0;
+  double next_look_ = 0, next_snapshot_ = 0, snapshot_began_ = 0;
+  Waits reported_wait_;
+  std::uint64_t looked_at_wait_ = 0;  // the number of the wait at the last look
+  bool warned_ = false;               // of the current standstill
+
+  // Used by the training thread.
+  std::optional<std::int64_t> holds_;  // a lease
+  std::int64_t lease_count_ = 1;
+  std::uint64_t gatherings_ = 0;
+  double waited_ = 0;  // seconds
+
+  // Used by both threads.
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::function<void()>> commands_;                  // for the member's thread
+  std::map<std::uint64_t, std::vector<std::string>> gathered_;  // by gathering
+  std::optional<std::int64_t> next_lease_;
+  std::int64_t next_count_ = 1;
+  bool pushes_parts_ = false;         // Worker::sends_parts(), at the last answer
+  bool waiting_ = true;               // for an answer; begin() requests the first
+  Verdict verdict_ = Verdict::taken;  // of the last exchange that was answered
+  bool velocity_here_ = false;
+  bool over_ = false, stopped_ = false, ended_ = false;  // as reported by rank 0
+  bool end_ = false;                                     // this object is being destroyed
+  std::int64_t leases_done_ = 0;
+  MetricSums sums_;
+  Waits waits_;
+  std::exception_ptr failed_;
+  std::thread thread_;  // the last member: the thread uses the others
 };
 
 // "mean_delay", "participation", and the number of pushes by delay: "delay_0" …, from 16 on by powers of two:

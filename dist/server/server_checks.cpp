@@ -9,7 +9,8 @@
 namespace tandem {
 
 void check_servers(int servers, int ranks) {
-  if (servers >= ranks) refuse("--servers ", servers, ": there are ", ranks, " ranks, and one at least must train");
+  if (servers < 0 || servers >= ranks)
+    refuse("--servers ", servers, ": there are ", ranks, " ranks, and one at least must train");
 }
 
 const SGDOptions& served_sgd(const Optimizer& optimizer, const Asynchrony& how) {

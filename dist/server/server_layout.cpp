@@ -2,29 +2,10 @@
 
 #include <algorithm>
 
-#include "core/error.h"
 #include "dist/server/rules.h"
-#include "layers/optim/flat_parameters.h"
+#include "dist/server/server_checks.h"
 
 namespace tandem {
-namespace {
-
-std::int64_t rounded_up(std::int64_t n, std::int64_t to) { return (n + to - 1) / to * to; }
-
-std::vector<std::int64_t> all_cuts(std::int64_t parameters, int holders, std::int64_t buffers) {
-  std::vector<std::int64_t> cuts = shard_cuts(parameters, holders);
-  if (buffers) cuts.push_back(parameters + buffers);
-  return cuts;
-}
-
-int checked(int servers, int ranks) {
-  if (servers < 0 || servers >= ranks)
-    refuse("--servers ", servers, ": there are ", ranks, " ranks, and one at least must train");
-  return servers ? servers : ranks;
-}
-
-}  // namespace
-
 std::vector<std::int64_t> shard_cuts(std::int64_t numel, int servers) {
   const std::int64_t blocks = (numel + FlatParameters::cut - 1) / FlatParameters::cut;
   std::vector<std::int64_t> cuts;
@@ -33,14 +14,19 @@ std::vector<std::int64_t> shard_cuts(std::int64_t numel, int servers) {
 }
 
 ServerLayout::ServerLayout(ServerOptions o, int all, DType type, std::int64_t parameter_count,
-                           std::int64_t statistic_count)
+                           std::int64_t buffer_count)
     : options(std::move(o)),
       ranks(all),
       dtype(type),
       parameters(parameter_count),
-      buffers(rounded_up(statistic_count, FlatParameters::alignment)),
-      cuts(all_cuts(parameters, checked(options.servers, ranks), buffers)) {
-  for (int s = 0; s < shards(); s++) owner.push_back(first_owner(s));
+      buffers((buffer_count + FlatParameters::alignment - 1) / FlatParameters::alignment * FlatParameters::alignment) {
+  check_servers(options.servers, ranks);
+  const int owners = options.servers ? options.servers : ranks;
+  cuts = shard_cuts(parameters, owners);
+  for (int s = 0; s < owners; s++) owner.push_back(ranks - owners + s);
+  if (!buffers) return;
+  cuts.push_back(parameters + buffers);
+  owner.push_back(0);
 }
 
 std::size_t ServerLayout::snapshot_bytes() const {
@@ -51,11 +37,6 @@ std::size_t ServerLayout::snapshot_bytes() const {
   for (int s = 0; s < shards(); s++)
     if (of_parameters(s)) longest = std::max(longest, length(s));
   return bytes(vectors * longest);
-}
-
-int ServerLayout::first_owner(int s) const {
-  if (!of_parameters(s)) return 0;
-  return options.servers ? workers() + s : s;
 }
 
 int ServerLayout::successor(int rank, const std::vector<bool>& living) const {

@@ -5,9 +5,14 @@
 #include <vector>
 
 #include "dist/collectives/communicator.h"
-#include "dist/server/server.h"
+#include "dist/server/shard_service.h"
+#include "layers/optim/flat_parameters.h"
 
 namespace tandem {
+
+// Where the shards begin: server s has [cuts[s], cuts[s + 1]). The length is a multiple of 1024 elements except for the
+// last.
+std::vector<std::int64_t> shard_cuts(std::int64_t numel, int servers);
 
 struct ServerLayout {
   // Throws UsageError if no rank would train.
@@ -17,7 +22,7 @@ struct ServerLayout {
   const int ranks;
   const DType dtype;
   const std::int64_t parameters, buffers;  // elements; buffers: padded to a multiple of 64
-  const std::vector<std::int64_t> cuts;    // shard s has [cuts[s], cuts[s + 1])
+  std::vector<std::int64_t> cuts;          // shard s has [cuts[s], cuts[s + 1])
 
   std::vector<int> owner;  // of each shard; changes when one is lost. Used by the member's thread only
 
@@ -42,11 +47,13 @@ struct ServerLayout {
   }
   DType wire() const { return options.wire == DType::bf16 && dtype == DType::f32 ? DType::bf16 : dtype; }
 
+  // Of a copy of shard s: its weights, and for each worker its last applied exchange.
+  std::size_t copy_bytes(int s) const { return bytes(length(s)) + std::size_t(workers()) * sizeof(ExchangeId); }
+
   // The bytes that an owner sends to its successor, at most every options.snapshots seconds; and the memory that a rank
   // needs for that: its own snapshot in transit, and another owner's last snapshot and next one.
   std::size_t snapshot_bytes() const;
   std::size_t snapshot_memory() const { return 3 * snapshot_bytes(); }
-  int first_owner(int s) const;
   // The rank that replaces `rank`: the next live rank that serves, or if none is left the next live rank.
   int successor(int rank, const std::vector<bool>& living) const;
 };

@@ -1,95 +1,146 @@
-// The messages between the ranks of a parameter server: the words of a message header, and for each kind of message its
-// sender, receiver, time and words. The bytes of a message are listed after a semicolon.
+// The messages between the ranks of a parameter server: a struct for each kind, with its sender, receiver, time and
+// bytes. packed() writes a struct to a message's header, unpacked() reads it.
 #pragma once
-#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <span>
 #include <string>
+#include <type_traits>
+#include <utility>
+#include <variant>
 #include <vector>
 
-#include "dist/job/frames.h"
+#include "core/error.h"
 #include "dist/server/channel.h"
 #include "dist/server/shard_service.h"
 
 namespace tandem {
+namespace message {
 
-// The positions of the words in a header. A kind uses at most one name of a position; unused words are 0.
-namespace word {
-enum : std::size_t {
-  what,
-  shard,
-  first,  // index in the shard of the first element in the bytes
-  count = 2,
-  number,  // of an exchange, a lease, a gathering, a snapshot
-  samples = 4,
-  pushes = 4,
-  leases_done = 4,
-  blocked = 4,
-  receive_buffer = 5,
-  version = 5,
-  request = 5,
-  vectors = 5,
-  block = 6,
-  verdict = 6,
-  vector = 6,
-  offset = 7
+// A "copy" of a shard is its weights, and behind them for each worker its last exchange that is contained in them.
+
+struct OfShard {
+  std::uint64_t shard = 0;
 };
-constexpr std::uint64_t none = UINT64_MAX;  // no lease, no receive_buffer
-}  // namespace word
-
-enum class What : std::uint64_t {
-  // A worker to the owner of a shard. receive_buffer: the worker's block of memory for the answer; none: the owner does
-  // not reach it and sends parts.
-  push_part = 1,  // shard, first, number; a part of a gradient. May be sent before the rest is computed
-  push,           // shard, number, samples, receive_buffer: all parts have been sent, apply them as one push
-  push_here,  // shard, number, samples, receive_buffer, block and offset: the gradient's place in the worker's memory
-  pull,       // shard, number, receive_buffer: request for the weights without a push
-  blocked,    // shard, number; blocked: 1: it has this answer and waits for another shard's, 0: no longer (quorum)
-  idle,       // shard, number: no push follows that exchange for now; no worker need wait for it
-  // The owner of a shard to a worker, for the exchange of that number.
-  answer_part,  // shard, first, number; a part of the weights
-  answer_end,   // shard, number, pushes, version, verdict; which exchanges are in the weights (ShardState::applied)
-  answer_here,  // as answer_end; the weights are in `receive_buffer`
-  // Rank 0 to the owners of all shards, at the beginning. vector: 0 weights, 1 velocity; vectors: how many are sent.
-  first_part,  // shard, first, vector, vectors; a part of it
-  // Rank 0 to the owners, for a checkpoint; and the reply.
-  velocity_wanted,  // shard
-  velocity_part,    // shard, first; a part of it
-  // Every owner to its successor, every few seconds: the rule's vectors.
-  snapshot_part,  // shard, first, number, vector, vectors; a part of it
-  // When an owner is lost, all ranks to its successor: the version of the copy that this rank last received.
-  offer,        // shard, pushes, version + 1, or 0: it has no copy; which exchanges are in it
-  copy_wanted,  // to the rank with the newest copy: shard
-  copy_part,    // the reply: shard, first; a part of it
-  // Any rank to rank 0.
-  say,         // number; a text
-  ask_owners,  // from a rejoined rank
-  want,        // request: request for a lease. Numbers increase, also across the rejoins of a rank
-  // number: of the lease, verdict: whether all owners took it; score and seconds it waited for a quorum, four doubles
-  done,
-  stop_all,   // no rank may draw another lease
-  leaves,     // this worker draws no more leases
-  bye,        // this rank has received the last weights
-  waits_for,  // what this rank waits for, as text. Empty: it works
-  // Rank 0 to the other ranks.
-  heard,     // number; all texts, a bundle (dist/job/frames.h)
-  owners,    // reply to ask_owners: number: the generation of the membership; the owner of each shard, an int
-  lease_is,  // number (none: none available now), count: consecutive leases under it, leases_done, request
-  over,      // number: 1 if a rank has stopped the run; leases_done
-  end        // all ranks have sent bye: the receiver may exit
+struct OfExchange {
+  std::uint64_t shard = 0, exchange = 0;
 };
 
-inline What what_of(const MessageHeader& n) { return What(n[word::what]); }
-// The other messages are for the rank, or for rank 0; they may arrive before training begins.
-inline bool about_a_shard(const MessageHeader& n) { return n[word::what] < std::uint64_t(What::say); }
-inline Verdict verdict_of(const MessageHeader& n) {  // an invalid value counts as the worst
-  return Verdict(std::min(n[word::verdict], std::uint64_t(Verdict::refused)));
+// ---- a worker to the owner of a shard -------------------------------------------------------------------------------
+// Bytes: a part of a gradient that begins at element `first` of the shard. It may be sent before the rest is computed.
+// last: when all parts have arrived, they are applied as one push. samples = 0: the gradient is not finite.
+struct Push : OfExchange {
+  std::uint64_t first = 0, last = false;
+  std::int64_t samples = 0;
+};
+struct Pull : OfExchange {};  // requests the weights without a push
+struct Idle : OfExchange {    // no push follows that exchange for now, so no worker need wait for it
+  std::uint64_t is = true;    // false: a push may follow again
+};
+// ---- the owner of a shard to a worker -------------------------------------------------------------------------------
+struct Answer : OfExchange {  // to a push or a pull. Bytes: a copy
+  std::uint64_t version = 0;
+  std::int64_t pushes = 0;  // in that version
+  Verdict verdict = Verdict::taken;
+};
+// ---- rank 0 and the owners ------------------------------------------------------------------------------------------
+struct VelocityWanted : OfShard {};  // from rank 0, for a checkpoint
+struct Velocity : OfShard {};        // the reply. Bytes: as long as the weights
+// ---- fail-over ------------------------------------------------------------------------------------------------------
+struct Snapshot : OfShard {};  // an owner to its successor, every few seconds. Bytes: the rule's vectors, concatenated
+struct Offer : OfShard {       // when an owner is lost, all ranks to its successor: the version of this rank's copy
+  std::uint64_t has = false, version = 0;
+};
+struct CopyWanted : OfShard {};  // the successor to a rank with the newest copy
+// The reply, and rank 0's initial values for each owner. Bytes: a copy; behind it, to resume training, the velocity.
+struct Copy : OfShard {
+  std::uint64_t version = 0;
+  std::int64_t pushes = 0;
+};
+// ---- any rank to rank 0 ---------------------------------------------------------------------------------------------
+struct Say {  // bytes: a text
+  std::uint64_t gathering;
+};
+struct AskOwners {};  // from a rejoined rank
+struct Want {         // requests a lease. Numbers increase, also across the rejoins of a rank
+  std::uint64_t request;
+};
+struct Done {  // a lease was applied, or not. waited: seconds that the worker waited for a quorum
+  std::int64_t lease;
+  Verdict verdict;  // of all owners
+  double loss, correct, samples, waited;
+};
+struct StopAll {};   // no rank may draw another lease
+struct Leaves {};    // this worker draws no more leases
+struct Bye {};       // this rank has received the last weights
+struct WaitsFor {};  // bytes: what this rank waits for, as text; none: it works
+// ---- rank 0 to the other ranks --------------------------------------------------------------------------------------
+struct Heard {  // bytes: all texts of a gathering, a bundle (dist/job/frames.h)
+  std::uint64_t gathering;
+};
+struct Owners {  // reply to AskOwners. Bytes: the owner of each shard, an int
+  std::uint64_t generation;
+};
+struct LeaseIs {  // count: consecutive leases; 0: none is available now
+  std::uint64_t request;
+  std::int64_t lease, count, leases_done;
+};
+struct Over {  // stopped: a rank has stopped the run
+  std::uint64_t stopped;
+  std::int64_t leases_done;
+};
+struct End {};  // all ranks have sent Bye: the receiver may exit
+
+}  // namespace message
+
+using Message =
+    std::variant<message::Push, message::Pull, message::Idle, message::Answer, message::VelocityWanted,
+                 message::Velocity, message::Snapshot, message::Offer, message::CopyWanted, message::Copy, message::Say,
+                 message::AskOwners, message::Want, message::Done, message::StopAll, message::Leaves, message::Bye,
+                 message::WaitsFor, message::Heard, message::Owners, message::LeaseIs, message::Over, message::End>;
+
+template <class M>
+concept AboutAShard = requires(const M& m) {
+  m.shard;
+};
+
+// The first word is the kind's number in Message, the others are the struct.
+template <class M>
+MessageHeader packed(const M& m) {
+  static_assert(std::is_trivially_copyable_v<M> && sizeof(M) <= sizeof(MessageHeader) - sizeof(std::uint64_t));
+  MessageHeader header{Message(m).index()};
+  std::memcpy(&header[1], &m, sizeof m);
+  return header;
 }
-inline MessageHeader header(What what, int shard = 0) { return {std::uint64_t(what), std::uint64_t(shard)}; }
+template <std::size_t kind = 0>
+Message unpacked(const MessageHeader& header) {
+  if constexpr (kind == std::variant_size_v<Message>) {
+    fail("message ", header[0], " is no message of a parameter server");
+  } else {
+    if (header[0] != kind) return unpacked<kind + 1>(header);
+    std::variant_alternative_t<kind, Message> m;
+    std::memcpy(static_cast<void*>(&m), &header[1], sizeof m);
+    return m;
+  }
+}
 
-// The version of a shard's weights.
-struct ShardState {
-  std::uint64_t version = 0;             // updates applied
-  std::int64_t pushes = 0;               // pushes in these updates
-  std::vector<ExchangeId> applied = {};  // for each worker, its last applied exchange
-};
+template <class M>
+void send(Channel& channel, int to, const M& m) {
+  channel.send(to, packed(m));
+}
+// content: a string or vector, which is kept until it is sent.
+template <class M, class Content>
+void send(Channel& channel, int to, const M& m, Content content) {
+  const auto keep = std::make_shared<Content>(std::move(content));
+  channel.send(to, packed(m), std::as_bytes(std::span(*keep)), keep);
+}
+
+// The content of a message of numbers.
+template <class T>
+std::vector<T> numbers_in(std::span<const std::byte> bytes) {
+  std::vector<T> all(bytes.size() / sizeof(T));
+  if (!all.empty()) std::memcpy(all.data(), bytes.data(), all.size() * sizeof(T));
+  return all;
+}
 
 }  // namespace tandem

@@ -96,15 +96,6 @@ std::int64_t Shard::push(int worker, const Tensor& gradient, double learning_rat
   return delay;
 }
 
-std::int64_t Shard::push(int worker, const Tensor& gradient, double learning_rate, double momentum) {
-  return push(worker, gradient, learning_rate, momentum, nullptr);
-}
-
-std::int64_t Shard::push_and_pull(int worker, const Tensor& gradient, double learning_rate, double momentum,
-                                  const Tensor& into) {
-  return push(worker, gradient, learning_rate, momentum, &into);
-}
-
 double Shard::correction(int worker, const Tensor& gradient) const {
   Worker& w = workers_[std::size_t(worker)];
   Hyper hyper = last_.value_or(Hyper{});

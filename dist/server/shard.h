@@ -23,11 +23,9 @@ class Shard {
   // them.
   const Tensor& pull(int worker);
   void pull(int worker, const Tensor& into);
-  // Applies a gradient, and returns its τ.
-  std::int64_t push(int worker, const Tensor& gradient, double learning_rate, double momentum);
-  // Both, in one pass over the memory.
-  std::int64_t push_and_pull(int worker, const Tensor& gradient, double learning_rate, double momentum,
-                             const Tensor& into);
+  // Applies a gradient, and returns its τ. into: also pulls, in the same pass over the memory.
+  std::int64_t push(int worker, const Tensor& gradient, double learning_rate, double momentum,
+                    const Tensor* into = nullptr);
 
   const Tensor& values() const { return values_; }
   std::int64_t delay(int worker) const {  // the τ of a push at this moment
@@ -61,7 +59,6 @@ class Shard {
   RuleVectors<T> vectors(Worker& worker, const Tensor& gradient) const;
   template <class T>
   void apply(Worker& worker, const Tensor& gradient, const Hyper& hyper, const Tensor* into);
-  std::int64_t push(int worker, const Tensor& gradient, double learning_rate, double momentum, const Tensor* into);
   void was_sent(Worker& worker, const Tensor& at);
 
   const Rule& rule_;

@@ -1,7 +1,13 @@
 // ShardServer: the owner's side of the parameter server, for the shards that this rank holds. It stages pushed parts
 // until a shard's range is complete and the worker has confirmed the push. Then ShardService applies the push, and the
-// owner sends the answers that ShardService returns. It sends them as parts, or it computes them directly in the
-// worker's memory if it reaches that, without a copy.
+// owner sends the answers that ShardService returns. Workers of this host push gradients that are read in place, and
+// read their answers where the owner computes them. For that each worker has two answers of each shard, which are
+// written alternately: the last one stays as it is until the worker has the next one.
+//
+// When an owner is lost, its successor takes over its shards. Every live rank offers the copy that it last received as
+// an answer. The newest copy becomes the shard, so it contains every push that was confirmed to a live worker. Copies
+// do not contain the vectors that the rule keeps beside the weights (velocities). Owners send these to their successors
+// every few seconds; later changes are lost.
 //
 // Threads: the member's thread only.
 #pragma once
@@ -12,84 +18,76 @@
 #include <vector>
 
 #include "core/backend.h"
-#include "dist/server/deferred_queue.h"
-#include "dist/server/fail_over.h"
 #include "dist/server/rules.h"
-#include "dist/server/send_queue.h"
 #include "dist/server/server_layout.h"
 #include "dist/server/server_messages.h"
-#include "dist/server/shard_service.h"
 
 namespace tandem {
 
 class ShardServer {
  public:
   // scales: learning-rate factors, one per 64 elements of all shards. Throws UsageError if the rule does not exist.
-  ShardServer(const ServerLayout& layout, SendQueue& send_queue, std::vector<float> scales);
+  ShardServer(const ServerLayout& layout, Channel& channel, std::vector<float> scales);
   ~ShardServer();
 
-  void begin();                                  // empty shards receive no first values
-  void take_over(FailOvers::TakenOver&& shard);  // continues the shard of a lost owner
+  bool serves(std::uint64_t s) const { return shards_[s].service != nullptr; }  // it has its weights
+  const ShardService* first() const;                       // of the shards that this rank serves; null: none
+  std::int64_t taken_over() const { return taken_over_; }  // shards
+  void take_over(std::uint64_t s);  // this rank is now layout.owner[s]; its own offer arrives like the others
   void lost(int rank), returned(int rank);
+  void look_at_clock();  // makes the steps whose grace time has ended
   void send_snapshots(int to);
-  void look(double patience) const;  // throws Error if a worker's memory was unreachable for so many seconds
   bool snapshot_under_way() const { return !snapshot_under_way_.expired(); }
-  const ShardService* first() const;  // of the shards that this rank serves; null: none
 
-  // Messages of a worker or of rank 0. place: for parts; nothing if they belong to an abandoned push.
-  std::optional<std::span<std::byte>> place(int from, const MessageHeader& n, std::size_t bytes);
-  void push_part(int from, const MessageHeader& n, std::int64_t numel);
-  void push(int from, const MessageHeader& n);
-  void request(int from, const MessageHeader& n);  // push_here, pull; push, when all parts have arrived
-  void idle(int from, const MessageHeader& n);     // and blocked
-  void look_at_clock();                            // makes the steps whose grace time has ended
-  void first_part(const MessageHeader& n, std::int64_t numel);
-  void velocity_wanted(int from, int s);
+  // Messages of a worker. place: memory for a part; nothing if the part belongs to an abandoned push. shared: the bytes
+  // are the worker's memory, and stay unchanged until the push is answered. The shard is served, except for parts.
+  std::optional<std::span<std::byte>> place(int from, const message::Push& m, std::size_t bytes);
+  void push(int from, const message::Push& m, std::span<std::byte> bytes, bool shared);
+  void pull(int from, const message::Pull& m);
+  void idle(int from, const message::Idle& m);
+  void velocity_wanted(int from, std::uint64_t s);
+  // Messages of any rank. After copied() and offered() this rank may serve another shard.
+  void copied(int from, const message::Copy& m, std::span<std::byte> bytes);
+  void offered(int from, const message::Offer& m);
+  void snapshot(const message::Snapshot& m, std::span<const std::byte> bytes);
 
  private:
-  struct Client {                               // one worker, for one shard
-    Tensor gradient;                            // the parts received so far
-    std::vector<bf16> narrow;                   // the same as received, if gradients are sent as bf16
-    ExchangeId number = 0;                      // the exchange being received
-    std::int64_t arrived = 0;                   // elements of it that have arrived
-    std::optional<MessageHeader> push;          // the confirmation; it may arrive before the last part
-    Tensor answer;                              // used if the answer is sent
-    std::uint64_t receive_buffer = word::none;  // where the answer is written
-  };
-  struct First {
-    Tensor values, velocity;
-    std::int64_t arrived = 0;  // elements, of both
+  struct Client {                       // one worker, for one shard
+    Tensor staged;                      // the parts received so far
+    std::vector<bf16> narrow;           // the same as received, if gradients are sent as bf16
+    Tensor gradient;                    // what is pushed: `staged`, or the worker's memory
+    ExchangeId exchange = 0;            // the exchange being received
+    std::int64_t arrived = 0;           // elements of it that have arrived
+    std::optional<message::Push> last;  // its last part; it may arrive before the others
+    std::shared_ptr<void> answers;      // two copies
   };
   struct Held {
     std::unique_ptr<ShardService> service;  // null: this rank does not serve it, or not yet
     std::vector<Client> clients;
-    First first;
-    DeferredQueue deferred;  // messages from before it was served
+    bool taking_over = false;
+    std::map<int, message::Offer> offers;  // some may arrive before this rank has received the loss
+    int copy_from = -1;                    // the rank whose copy is the shard's beginning
+    std::vector<std::byte> snapshot;       // the last one that arrived
   };
-  Held& held(int s) { return shards_[std::size_t(s)]; }
-  Client& client(int s, int worker) { return held(s).clients[std::size_t(worker)]; }
-  const Rule& rule_of(int s) const { return layout_.of_parameters(s) ? *rule_ : *averaging_; }
-  Tensor tensor(std::int64_t numel) { return Tensor(*host_, {numel}, layout_.dtype); }
-  // Parts of the last push that this worker has begun, for this shard. False: they belong to an earlier push.
-  bool begins(Client& c, const MessageHeader& n);
-  void request_when_whole(int from, int s);
-  bool in_reach(int worker, const MessageHeader& n);
-  Tensor in_memory_of(int rank, SendQueue::Place place, int s);
-  Tensor place_answer(int s, int worker, const MessageHeader& n);
-  void serve(int s, const Tensor&first), open(int s), answer(int s);
-  // Calls `handle` when this rank serves the shard: at once, after its first values have arrived, or after a fail-over.
-  void when_served(int s, int from, std::function<void()> handle);
+  Held& held(std::uint64_t s) { return shards_[s]; }
+  Client& client(std::uint64_t s, int worker) { return shards_[s].clients[std::size_t(worker)]; }
+  Tensor tensor(std::uint64_t s, std::byte* memory) {
+    return Tensor::wrap(*host_, memory, {layout_.length(int(s))}, layout_.dtype, others_);
+  }
+  bool begins(Client& c, ExchangeId exchange);
+  Tensor place_answer(int worker, std::uint64_t s, ExchangeId exchange);
+  void answer(std::uint64_t s), choose(std::uint64_t s);
+  void serve(std::uint64_t s, const Tensor& first);
 
   const ServerLayout& layout_;
-  SendQueue& send_queue_;
+  Channel& channel_;
   const std::vector<float> scales_;
   std::unique_ptr<Rule> rule_, averaging_;
   std::unique_ptr<Backend> host_;
-  std::shared_ptr<void> others_;  // owner of memory that lives as long as the channel
+  std::shared_ptr<void> others_;  // owner of memory that others keep
   std::vector<Held> shards_;
+  std::int64_t taken_over_ = 0;
   std::set<int> returned_;
-  std::map<int, double> out_of_reach_;  // since when
-  std::uint64_t snapshots_ = 0;
   std::weak_ptr<const void> snapshot_under_way_;
 };
 

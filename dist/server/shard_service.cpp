@@ -43,9 +43,8 @@ double ShardCounts::participation() const {
 }
 
 ShardService::ShardService(const Rule& rule, const Tensor& first, std::vector<float> scales, int workers,
-                           Options options)
-    : rule_(rule),
-      options_(std::move(options)),
+                           ServerOptions options)
+    : options_(std::move(options)),
       shard_(rule, first, std::move(scales), workers),
       workers_(std::size_t(workers)),
       applied_(std::size_t(workers)) {
@@ -60,6 +59,10 @@ bool ShardService::finite(int worker, const Tensor& gradient) {
   return false;
 }
 
+void ShardService::record(bool push, int worker) {
+  if (options_.record) events_.push_back({push, worker, workers_[std::size_t(worker)].waits});
+}
+
 void ShardService::count(int worker, std::int64_t delay, std::int64_t samples) {
   const std::size_t at = std::min(std::size_t(delay), longest_delay);
   if (counts_.delays.size() <= at) counts_.delays.resize(at + 1);
@@ -70,23 +73,30 @@ void ShardService::count(int worker, std::int64_t delay, std::int64_t samples) {
   counts_.version = shard_.version();
 }
 
-bool ShardService::push(int worker, ExchangeId exchange, const Tensor& gradient, std::int64_t samples,
-                        const Tensor& into) {
+bool ShardService::begins(int worker, ExchangeId exchange, const Tensor& into) {
   Worker& w = workers_[std::size_t(worker)];
   if (exchange <= w.seen) return false;
   w.seen = w.waits = exchange;
   w.into = into;
-  w.made = false;
-  w.pushes = w.here = true;
-  w.idle = w.blocked = false;
+  w.made = w.pushes = false;
   w.verdict = Verdict::taken;
+  return true;
+}
+
+void ShardService::push(int worker, ExchangeId exchange, const Tensor& gradient, std::int64_t samples,
+                        const Tensor& into) {
+  if (!begins(worker, exchange, into)) return;
+  Worker& w = workers_[std::size_t(worker)];
+  w.pushes = w.here = true;
+  w.idle = false;
   w.samples = samples;
   w.clock++;
   // Another owner has applied it, but could not confirm it.
-  if (exchange <= applied_[std::size_t(worker)]) return true;
+  if (exchange <= applied_[std::size_t(worker)]) return;
   if (drops(worker)) {  // not marked as applied: another owner checks it again
-    w.verdict = Verdict::dropped, counts_.dropped[std::size_t(worker)]++;
-    return true;
+    w.verdict = Verdict::dropped;
+    counts_.dropped[std::size_t(worker)]++;
+    return;
   }
   w.gradient = gradient;
   if (options_.how.of_batches())
@@ -95,35 +105,22 @@ bool ShardService::push(int worker, ExchangeId exchange, const Tensor& gradient,
     apply(worker);
   else if (options_.how.kind == Kind::quorum && !finite(worker, gradient))  // the others make their step without it
     w.gradient = {}, applied_[std::size_t(worker)] = exchange;
-  return true;
 }
 
-bool ShardService::pull(int worker, ExchangeId exchange, const Tensor& into) {
+void ShardService::pull(int worker, ExchangeId exchange, const Tensor& into) {
+  if (!begins(worker, exchange, into)) return;
   Worker& w = workers_[std::size_t(worker)];
-  if (exchange <= w.seen) return false;
-  w.seen = w.waits = exchange;
-  w.into = into;
-  w.made = false;
-  w.pushes = false;
-  w.verdict = Verdict::taken;
   if (!w.here && w.clock == 0) {  // a new worker begins at the slowest worker's clock
-    std::uint64_t slowest = UINT64_MAX;
-    for (const Worker& other : workers_)
-      if (other.here && !other.idle) slowest = std::min(slowest, other.clock);
-    w.clock = slowest == UINT64_MAX ? 0 : slowest;
+    w.clock = slowest();
+    if (w.clock == UINT64_MAX) w.clock = 0;
   }
   // With bsp the others wait for a new worker only from its first push on: they hold leases already, and it holds none.
   w.here = w.here || options_.how.kind != Kind::bsp;
-  return true;
 }
 
-void ShardService::idle(int worker, ExchangeId exchange) {
+void ShardService::idle(int worker, ExchangeId exchange, bool is) {
   Worker& w = workers_[std::size_t(worker)];
-  if (exchange >= w.seen) w.idle = true;
-}
-void ShardService::blocked(int worker, ExchangeId exchange, bool is) {
-  Worker& w = workers_[std::size_t(worker)];
-  if (exchange >= w.seen) w.blocked = is;
+  if (exchange >= w.seen) w.idle = is;
 }
 void ShardService::lost(int worker) {
   Worker& w = workers_[std::size_t(worker)];
@@ -138,17 +135,11 @@ void ShardService::apply(int worker) {
   Worker& w = workers_[std::size_t(worker)];
   const Tensor gradient = std::exchange(w.gradient, {});
   if (finite(worker, gradient)) {
+    w.made = options_.how.kind != Kind::ssp;  // answered at once
+    record(true, worker);
+    if (w.made) record(false, worker);
     const double rate = options_.learning_rate(counts_.pushes);
-    std::int64_t delay;
-    if (options_.record) events_.push_back({true, worker, w.waits});
-    if (options_.how.kind != Kind::ssp) {  // answered at once
-      if (options_.record) events_.push_back({false, worker, w.waits});
-      w.made = true;
-      delay = shard_.push_and_pull(worker, gradient, rate, options_.momentum, w.into);
-    } else {
-      delay = shard_.push(worker, gradient, rate, options_.momentum);
-    }
-    count(worker, delay, w.samples);
+    count(worker, shard_.push(worker, gradient, rate, options_.momentum, w.made ? &w.into : nullptr), w.samples);
   }
   applied_[std::size_t(worker)] = w.waits;
 }
@@ -161,7 +152,7 @@ void ShardService::collect(int worker) {
   const double weight = options_.how.kind == Kind::fedbuff ? 1 / std::sqrt(1 + double(delay)) : 1;
   dispatch_wide(mean_.dtype(), "server",
                 [&]<class T> { add_weighted<T>(mean_, gradient, weight, collected_.empty()); });
-  if (options_.record) events_.push_back({true, worker, w.waits});
+  record(true, worker);
   collected_.push_back({worker, w.waits, delay, w.samples});
   if (std::int64_t(collected_.size()) == options_.how.batch) apply_collected();
 }
@@ -170,6 +161,12 @@ void ShardService::apply_collected() {
   shard_.push(collected_.back().worker, mean_, options_.learning_rate(counts_.pushes), options_.momentum);
   for (const Collected& c : std::exchange(collected_, {}))
     applied_[std::size_t(c.worker)] = c.exchange, count(c.worker, c.delay, c.samples);
+}
+std::uint64_t ShardService::slowest() const {
+  std::uint64_t clock = UINT64_MAX;
+  for (const Worker& w : workers_)
+    if (w.here && !w.idle) clock = std::min(clock, w.clock);
+  return clock;
 }
 bool ShardService::nobody_pushes() const {
   return std::all_of(workers_.begin(), workers_.end(),
@@ -181,7 +178,7 @@ bool ShardService::enough_pushed(double now) {
   int pushed = 0, missing = 0;
   for (const Worker& w : workers_) {
     pushed += w.gradient.defined();
-    missing += !w.gradient.defined() && w.here && !w.idle && !w.blocked;
+    missing += !w.gradient.defined() && w.here && !w.idle;
   }
   const Asynchrony& how = options_.how;
   due_ = how.kind == Kind::quorum && pushed >= how.quorum ? std::min(due_, now + how.grace) : never;
@@ -210,7 +207,7 @@ void ShardService::apply_mean() {
       const double weight = double(w.samples) / double(unit);
       sum += weight;
       dispatch_wide(mean_.dtype(), "server", [&]<class T> { add_weighted<T>(mean_, w.gradient, weight, first); });
-      if (options_.record) events_.push_back({true, m, w.waits});
+      record(true, m);
     });
     dispatch_wide(mean_.dtype(), "server", [&]<class T> { divide<T>(mean_, sum); });
     shard_.push(latest, mean_, options_.learning_rate(counts_.pushes), options_.momentum);
@@ -230,9 +227,7 @@ void ShardService::apply_mean() {
 std::vector<ShardService::Answer> ShardService::answers(double now) {
   if (options_.how.of_means() && enough_pushed(now)) apply_mean();
   if (!collected_.empty() && nobody_pushes()) apply_collected();  // the last step may have fewer pushes
-  std::uint64_t slowest = UINT64_MAX;
-  for (const Worker& w : workers_)
-    if (w.here && !w.idle) slowest = std::min(slowest, w.clock);
+  const std::uint64_t slowest = this->slowest();
   std::vector<Answer> all;
   for (std::size_t m = 0; m < workers_.size(); m++) {
     Worker& w = workers_[m];
@@ -242,7 +237,7 @@ std::vector<ShardService::Answer> ShardService::answers(double now) {
       continue;
     if (!w.made) {
       shard_.pull(int(m), w.into);
-      if (options_.record) events_.push_back({false, int(m), w.waits});
+      record(false, int(m));
     }
     all.push_back({int(m), std::exchange(w.waits, 0), std::exchange(w.into, {}), w.verdict});
   }

@@ -4,7 +4,7 @@
 //
 // With a quorum each shard decides by itself whose pushes make a step, so the sets of workers may differ between
 // shards. A worker that was late for one shard waits there for the next step. It reports to the other shards that it
-// cannot push: blocked().
+// cannot push: idle().
 //
 // With ringmaster and rennala the shards also decide independently. A push may be dropped by one shard and taken by
 // another. Its batch is trained again if the first shard dropped it. So the first shard applies every batch once, and
@@ -14,7 +14,6 @@
 // Exchanges of a worker are numbered. Numbers increase, also across its rejoins; 0 is none. One thread at a time.
 #pragma once
 #include <cstdint>
-#include <functional>
 #include <limits>
 #include <vector>
 
@@ -49,25 +48,18 @@ class ShardService {
  public:
   static constexpr std::size_t longest_delay = 1 << 16;  // longer delays are counted together
 
-  struct Options {
-    Asynchrony how = {};
-    double momentum = 0.9;
-    std::function<double(std::int64_t pushes)> learning_rate = {};  // after so many pushes were applied here
-    bool record = false;
-  };
+  // Of the options it uses how, momentum, learning_rate and record.
+  ShardService(const Rule& rule, const Tensor& first, std::vector<float> scales, int workers, ServerOptions options);
 
-  ShardService(const Rule& rule, const Tensor& first, std::vector<float> scales, int workers, Options options);
-
-  // A whole push has arrived; the gradient must stay unchanged until the worker is answered. Returns false for a
-  // repeated exchange, which is ignored. samples = 0: the worker reports that the gradient is not finite. into: memory
+  // A whole push has arrived; the gradient must stay unchanged until the worker is answered. A
+  // repeated exchange is ignored. samples = 0: the worker reports that the gradient is not finite. into: memory
   // for the answer, valid until the worker's next exchange.
-  bool push(int worker, ExchangeId exchange, const Tensor& gradient, std::int64_t samples, const Tensor& into);
+  void push(int worker, ExchangeId exchange, const Tensor& gradient, std::int64_t samples, const Tensor& into);
   // Requests the weights without a push. Answered between two steps, so that the last weights contain all pushes.
-  bool pull(int worker, ExchangeId exchange, const Tensor& into);
+  void pull(int worker, ExchangeId exchange, const Tensor& into);
   bool drops(int worker) const { return shard_.delay(worker) >= options_.how.bound; }  // if it pushed now
-  void idle(int worker, ExchangeId exchange);  // no push follows that exchange for now: no worker waits for it
-  // After that exchange it cannot push because another shard has not answered it, or it can again.
-  void blocked(int worker, ExchangeId exchange, bool is);
+  // No push follows that exchange for now, so that no worker waits for it; with `is` false, one may follow again.
+  void idle(int worker, ExchangeId exchange, bool is = true);
   void lost(int worker), returned(int worker);
 
   // The exchanges to be answered now; each worker occurs once. now: seconds of any clock, for the grace time of a
@@ -88,13 +80,12 @@ class ShardService {
   Shard& shard() { return shard_; }
   const ShardCounts& counts() const { return counts_; }
   const std::vector<ShardEvent>& events() const { return events_; }
-  const Rule& rule() const { return rule_; }
 
  private:
   struct Worker {
-    ExchangeId seen = 0, waits = 0;                   // waits: the exchange that it waits for; 0: none
-    bool pushes = false;                              // that exchange is a push
-    bool here = true, idle = false, blocked = false;  // here: others may have to wait for it
+    ExchangeId seen = 0, waits = 0;  // waits: the exchange that it waits for; 0: none
+    bool pushes = false;             // that exchange is a push
+    bool here = true, idle = false;  // here: others may have to wait for it
     Verdict verdict = Verdict::taken;
     Tensor gradient;         // bsp, quorum: kept until enough workers have pushed
     std::int64_t delay = 0;  // its τ
@@ -103,14 +94,16 @@ class ShardService {
     std::int64_t samples = 0;
     std::uint64_t clock = 0;  // its number of pushes
   };
+  bool begins(int worker, ExchangeId exchange, const Tensor& into);
   bool finite(int worker, const Tensor& gradient);
+  void record(bool push, int worker);
   void count(int worker, std::int64_t delay, std::int64_t samples);
   void apply(int worker), apply_mean(), collect(int worker), apply_collected();
+  std::uint64_t slowest() const;  // the smallest clock of the workers that push; none: the largest number
   bool nobody_pushes() const;
   bool enough_pushed(double now);
 
-  const Rule& rule_;
-  Options options_;
+  ServerOptions options_;
   Shard shard_;
   std::vector<Worker> workers_;
   std::vector<ExchangeId> applied_;

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cmath>
 #include <numbers>
+#include <sstream>
 #include <thread>
 
 #include "core/error.h"
@@ -42,21 +43,17 @@ void check_shape(double shape) {
 
 std::map<int, double> parse_slower(const std::string& slow, int ranks) {
   std::map<int, double> slower;
-  for (std::size_t at = 0; at < slow.size();) {
-    const std::size_t end = std::min(slow.find(',', at), slow.size());
-    const std::string item = slow.substr(at, end - at);
+  std::istringstream items(slow);
+  for (std::string item; std::getline(items, item, ',');) {
     const std::size_t colon = item.find(':');
     if (colon == std::string::npos) refuse("--slow ", slow, ": expected RANK:FACTOR, as in --slow 3:4, or half:FACTOR");
-    at = end + 1;
+    const std::string who = item.substr(0, colon);
     const double factor = number("--slow", slow, item.substr(colon + 1), 0.001);
-    if (item.substr(0, colon) == "half") {
-      for (int rank = ranks - ranks / 2; rank < ranks; rank++) slower[rank] = factor;
-      continue;
-    }
-    const double rank = number("--slow", slow, item.substr(0, colon), 0);
-    if (rank >= ranks || rank != std::floor(rank))
-      refuse("--slow ", slow, ": there is no ", item.substr(0, colon), " among 0 to ", ranks - 1);
-    slower[int(rank)] = factor;
+    const double first = who == "half" ? ranks - ranks / 2 : number("--slow", slow, who, 0);
+    const int end = who == "half" ? ranks : int(first) + 1;
+    if (end > ranks || first != std::floor(first))
+      refuse("--slow ", slow, ": there is no ", who, " among 0 to ", ranks - 1);
+    for (int rank = int(first); rank < end; rank++) slower[rank] = factor;
   }
   return slower;
 }

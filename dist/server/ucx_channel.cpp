@@ -20,8 +20,10 @@ namespace {
 struct Envelope {
   std::uint64_t nonce, from, incarnation;
   std::uint64_t message, first, whole;  // its number at this sender; the offset of this fragment; its bytes
+  std::uint64_t block, offset;          // of bytes in the sender's shared memory, which are not sent; block none: sent
   MessageHeader header;
 };
+constexpr std::uint64_t none = UINT64_MAX;
 constexpr unsigned channel_id = 2;
 
 class UcxChannel : public Channel, private Link {
@@ -35,14 +37,15 @@ class UcxChannel : public Channel, private Link {
     const auto& slots = control_->membership().slots;
     for (std::size_t r = 0; r < slots_.size() && !slots.empty(); r++) {
       const MemberSlot& slot = slots[std::size_t(members_[r])];
-      slots_[r] = {.lost = slot.lost, .incarnation = slot.incarnation, .record = AddressRecord::from(slot.record)};
+      slots_[r] = {.lost = slot.lost, .incarnation = slot.incarnation, .record = slot.record};
     }
-    hear_only_ranks();
+    accept_only_ranks();
     handler(channel_id, arrived, this);
   }
   ~UcxChannel() override {
+    // Their memory may be freed now.
     for (Incoming& a : receiving_) give_up(a.request, a.from);
-    receiving_.clear();  // their memory may have been freed
+    for (Sending& s : sending_) abandon(s);
     hang_up_all(std::uncaught_exceptions() == 0);
     for (Incoming& a : fresh_) release(a);
     handler(channel_id, nullptr, nullptr);
@@ -54,35 +57,45 @@ class UcxChannel : public Channel, private Link {
   std::uint64_t generation() const override { return control_->membership().generation + heard_; }
   std::vector<bool> living() const override {
     std::vector<bool> all;
-    for (const Place& s : slots_) all.push_back(!s.lost);
+    for (const Slot& s : slots_) all.push_back(!s.lost);
     return all;
   }
   void on_message(Receiver receiver) override { receiver_ = std::move(receiver); }
 
-  Work send(int to, const MessageHeader& header, std::span<const std::byte> bytes) override {
+  void send(int to, const MessageHeader& header, std::span<const std::byte> bytes,
+            std::shared_ptr<const void> keep) override {
     require(to >= 0 && to < size(), "send: there is no rank ", to, " of ", size());
     control_->check();
-    const Place& place = slots_[std::size_t(to)];
-    if (place.lost) return {};
-    auto sending = std::make_unique<Sending>(*this, to, place.incarnation);
-    const Envelope envelope{nonce_, std::uint64_t(rank()), incarnation(), ++sent_, 0, bytes.size(), header};
-    sending->broken = place.broken != 0;
-    for (std::size_t first = 0; !sending->broken && (first < bytes.size() || first == 0);) {
+    const Slot& slot = slots_[std::size_t(to)];
+    if (slot.lost) return;
+    Envelope envelope{nonce_, std::uint64_t(rank()), incarnation(), ++sent_, 0, bytes.size(), none, 0, header};
+    if (auto place = place_of(bytes.data())) {
+      if (reaches(to)) {
+        envelope.block = place->block;
+        envelope.offset = place->offset;
+        bytes = {};
+      }
+      keep = std::move(place->memory);
+    }
+    if (to != rank()) bytes_sent_ += std::int64_t(bytes.size());
+    Sending& sending = sending_.emplace_back(to, slot.incarnation, std::move(keep));
+    sending.broken = slot.broken != 0;
+    for (std::size_t first = 0; !sending.broken && (first < bytes.size() || first == 0);) {
       const auto part = bytes.subspan(first, std::min(ucx_->fragment, bytes.size() - first));
-      Sending::Fragment& f = sending->fragments.emplace_back(Sending::Fragment{envelope});
+      Sending::Fragment& f = sending.fragments.emplace_back(Sending::Fragment{envelope});
       f.envelope.first = first;
       const ucp_request_param_t p = on_host();
       f.request =
           ucp_am_send_nbx(endpoint(to), channel_id, &f.envelope, sizeof(Envelope), part.data(), part.size(), &p);
       const ucs_status_ptr_t r = f.request;
-      if (!UCS_PTR_IS_PTR(r)) sending->fragments.pop_back();
-      if (UCS_PTR_IS_ERR(r)) sending->broken = true, broke(to, UCS_PTR_STATUS(r));
+      if (!UCS_PTR_IS_PTR(r)) sending.fragments.pop_back();
+      if (UCS_PTR_IS_ERR(r)) sending.broken = true, broke(to, UCS_PTR_STATUS(r));
       if (part.empty()) break;
       first += part.size();
     }
-    if (sending->fragments.empty() && !sending->broken) return {};
-    return Work(std::move(sending));
+    if (sending.fragments.empty() && !sending.broken) sending_.pop_back();
   }
+  bool sent() const override { return sending_.empty(); }
 
   bool progress() override {
     control_->check();
@@ -90,10 +103,11 @@ class UcxChannel : public Channel, private Link {
     const std::size_t known = fresh_.size();
     for (int i = 0; i < 64 && fresh_.size() == known && Link::progress(); i++) {}
     control_->check();
+    std::erase_if(sending_, [this](Sending& s) { return advance(s); });
     bool any = receiver_.place && hear();
     for (auto a = receiving_.begin(); a != receiving_.end();) any = finish(a++) || any;
     for (auto a = fresh_.begin(); receiver_.place && a != fresh_.end();) {
-      const Place& sender = slots_[std::size_t(a->from)];
+      const Slot& sender = slots_[std::size_t(a->from)];
       if (sender.incarnation < a->envelope.incarnation ||
           (sender.lost && sender.incarnation == a->envelope.incarnation)) {
         // The sender's rejoin was not received yet, or the sender was lost.
@@ -116,19 +130,13 @@ class UcxChannel : public Channel, private Link {
   void rest() override { sleep(100); }
   void wake() override { signal(ucx_->wake); }
 
-  std::shared_ptr<void> share(std::size_t bytes) override { return memory_.share(bytes); }
-  std::span<std::byte> shared_by(int rank, int number) override {
-    require(rank >= 0 && rank < size(), "shared_by: there is no rank ", rank, " of ", size());
-    const Place& p = slots_[std::size_t(rank)];
-    if (p.record.identity.empty() || p.record.identity != slots_[std::size_t(this->rank())].record.identity) return {};
-    return memory_.of(p.record.process, words(rank, p.incarnation), number);
-  }
+  bool reaches(int rank) override { return !block_of(rank, 0).empty(); }
   void fail(int culprit, const std::string& text) override {
     control_->fail(culprit < 0 ? culprit : members_[std::size_t(culprit)], text);
   }
 
  private:
-  struct Place {  // the state of a rank, as far as it was received
+  struct Slot {  // the state of a rank, as far as it was received
     bool lost = false;
     std::uint64_t incarnation = 0;
     AddressRecord record = {};
@@ -138,59 +146,53 @@ class UcxChannel : public Channel, private Link {
   };
   struct Incoming : Arrival {
     Envelope envelope;
-    bool placed = true;
     std::vector<std::byte> unplaced = {};  // its bytes, if the receiver has named no place
     std::span<std::byte> room = {};
     std::size_t got = 0;  // bytes of the whole message that have arrived
     void* request = nullptr;
   };
   using Incomings = std::list<Incoming>;
-  struct Sending : Work::Operation {
-    Sending(UcxChannel& channel, int to, std::uint64_t incarnation)
-        : channel(channel), to(to), incarnation(incarnation) {}
-    ~Sending() override { give_up(); }
-    void give_up() {
-      for (Fragment& f : fragments) channel.give_up(f.request, to);
-      fragments.clear();
-    }
-    bool advance() override {
-      channel.progress();
-      const Place& place = channel.slots_[std::size_t(to)];
-      if (place.lost || place.incarnation != incarnation) {
-        give_up();
-        return true;
-      }
-      for (; !fragments.empty(); fragments.pop_front()) {
-        const ucs_status_t status = ucp_request_check_status(fragments.front().request);
-        if (status == UCS_INPROGRESS) return false;
-        ucp_request_free(fragments.front().request);
-        if (status != UCS_OK) channel.broke(to, status), broken = true;
-      }
-      if (!broken) return true;
-      if (channel.gone(to))
-        throw CommunicationError(
-            to, channel.where(channel.rank()) + " sends a message to " + channel.where(to) + ", which has left");
-      return false;
-    }
-    void wait() override {
-      const double until = now() + channel.control_->deadline();
-      while (!advance()) {
-        if (now() > until)
-          throw CommunicationError(to,
-                                   channel.where(to) + " does not take a message of " + channel.where(channel.rank()));
-        channel.rest();
-      }
-    }
-    UcxChannel& channel;
+  struct Sending {
     int to;
     std::uint64_t incarnation;  // of the receiver
+    std::shared_ptr<const void> keep;
     struct Fragment {
       Envelope envelope;  // UCX reads it until the request has ended
       void* request = nullptr;
     };
-    std::deque<Fragment> fragments;  // in progress
-    bool broken = false;             // the other fragments will not arrive
+    std::deque<Fragment> fragments = {};  // in progress
+    bool broken = false;                  // the other fragments will not arrive
   };
+
+  std::shared_ptr<void> new_block(std::size_t bytes) override { return memory_.share(bytes); }
+  std::span<std::byte> block_of(int rank, std::uint64_t number) {  // empty: it is not reachable
+    const Slot& s = slots_[std::size_t(rank)];
+    if (s.record.identity.empty() || s.record.identity != slots_[std::size_t(me_)].record.identity) return {};
+    return memory_.of(s.record.process, words(rank, s.incarnation), int(number));
+  }
+
+  void abandon(Sending& s) {
+    for (Sending::Fragment& f : s.fragments) give_up(f.request, s.to);
+    s.fragments.clear();
+  }
+  bool advance(Sending& s) {  // true: nothing of it is left to send
+    const Slot& slot = slots_[std::size_t(s.to)];
+    if (slot.lost || slot.incarnation != s.incarnation) {
+      abandon(s);
+      return true;
+    }
+    for (; !s.fragments.empty(); s.fragments.pop_front()) {
+      const ucs_status_t status = ucp_request_check_status(s.fragments.front().request);
+      if (status == UCS_INPROGRESS) return false;
+      ucp_request_free(s.fragments.front().request);
+      if (status != UCS_OK) broke(s.to, status), s.broken = true;
+    }
+    if (!s.broken) return true;
+    if (!gone(s.to)) return false;
+    if (!forgives_)
+      throw CommunicationError(s.to, where(rank()) + " sends a message to " + where(s.to) + ", which has left");
+    return true;
+  }
 
   std::string words(int rank, std::uint64_t incarnation) const {
     return hex(std::string(reinterpret_cast<const char*>(&nonce_), 8)) + "-" +
@@ -216,9 +218,17 @@ class UcxChannel : public Channel, private Link {
       m->got += a.bytes;
       return finish(m);
     }
+    if (a.envelope.block != none) {
+      release(a);
+      const std::span<std::byte> block = block_of(a.from, a.envelope.block);
+      if (block.empty()) return broke(a.from, UCS_ERR_UNREACHABLE), false;  // the process has probably just ended
+      require(a.envelope.offset <= block.size() && a.envelope.whole <= block.size() - a.envelope.offset, name(a.from),
+              " names memory that it has not");
+      receiver_.shared(a.from, a.envelope.header, block.subspan(a.envelope.offset, a.envelope.whole));
+      return true;
+    }
     const auto place = receiver_.place(a.from, a.envelope.header, a.envelope.whole);
-    a.placed = place.has_value();
-    if (!a.placed) a.unplaced.resize(a.envelope.whole);  // they stay where they are when `a` is moved
+    if (!place) a.unplaced.resize(a.envelope.whole);  // they stay where they are when `a` is moved
     a.room = place.value_or(a.unplaced);
     if (a.room.size() != a.envelope.whole) refuse_room(a);
     a.got = a.bytes;
@@ -235,18 +245,15 @@ class UcxChannel : public Channel, private Link {
     Incoming done = std::move(*m);
     receiving_.erase(m);
     if (status != UCS_OK) return broke(done.from, status), false;
-    if (done.placed)
-      receiver_.arrived(done.from, done.envelope.header, done.room);
-    else
-      receiver_.unplaced(done.from, done.envelope.header, std::move(done.unplaced));
+    receiver_.arrived(done.from, done.envelope.header, done.room);
     return true;
   }
 
-  void hear_only_ranks() {
+  void accept_only_ranks() {
     std::vector<std::string> all;
-    for (const Place& p : slots_)
+    for (const Slot& p : slots_)
       if (!p.record.address.empty()) all.push_back(p.record.address);
-    if (!all.empty()) ucx_->hear_only(all);  // in a test without address records they are unknown
+    if (!all.empty()) ucx_->accept_only(all);  // in a test without address records they are unknown
   }
 
   // ---- losses and returns -------------------------------------------------------------------------------------------
@@ -257,12 +264,12 @@ class UcxChannel : public Channel, private Link {
       const int from = index_of(change.rank);
       if (from < 0) continue;
       const auto r = std::size_t(from);
-      Place& place = slots_[r];
-      broken_ -= place.broken != 0;
-      place.broken = 0;
-      place.accused = false;
+      Slot& slot = slots_[r];
+      broken_ -= slot.broken != 0;
+      slot.broken = 0;
+      slot.accused = false;
       if (change.incarnation == 0) {
-        place.lost = true;
+        slot.lost = true;
         for (auto a = receiving_.begin(); a != receiving_.end();) {
           if (a->from == from) give_up(a->request, a->from);
           a = a->from == from ? receiving_.erase(a) : std::next(a);
@@ -272,9 +279,9 @@ class UcxChannel : public Channel, private Link {
         if (!receiver_.lost) control_->fail(change.rank, change.text), control_->check();
         receiver_.lost(from, change.text);
       } else {
-        place = {.incarnation = change.incarnation, .record = AddressRecord::from(change.text)};
-        addresses_[r] = place.record.ucx;
-        hear_only_ranks();
+        slot = {.incarnation = change.incarnation, .record = AddressRecord::from(change.text)};
+        addresses_[r] = slot.record.ucx;
+        accept_only_ranks();
         if (receiver_.returned) receiver_.returned(from, change.incarnation);
       }
     }
@@ -283,15 +290,15 @@ class UcxChannel : public Channel, private Link {
   // If a lost rank ends the job, Link::lost() waits a moment for the Control to report which rank it is.
   void broke(int rank, ucs_status_t status) {
     if (!control_->goes_on()) Link::lost(rank, "a message", status);
-    Place& place = slots_[std::size_t(rank)];
-    if (place.lost || place.broken != 0) return;
-    place.broken = now();
-    place.why = ucs_status_string(status);
+    Slot& slot = slots_[std::size_t(rank)];
+    if (slot.lost || slot.broken != 0) return;
+    slot.broken = now();
+    slot.why = ucs_status_string(status);
     broken_++;
   }
   void wait_for_verdicts() {
     for (std::size_t r = 0; r < slots_.size(); r++) {
-      Place& p = slots_[r];
+      Slot& p = slots_[r];
       if (p.broken == 0 || p.lost || p.accused || gone(int(r))) continue;
       if (now() - p.broken < control_->deadlines().silence + 2) continue;
       p.accused = true;
@@ -333,12 +340,13 @@ class UcxChannel : public Channel, private Link {
   int me_;
   NodeMemory memory_;
   Receiver receiver_;
-  std::vector<Place> slots_;
+  std::vector<Slot> slots_;
   std::size_t heard_ = 0;  // changes handled
   int broken_ = 0;
   std::uint64_t sent_ = 0;  // messages sent
-  Incomings fresh_;         // their place is not known yet
-  Incomings receiving_;     // they have a place
+  std::list<Sending> sending_;
+  Incomings fresh_;      // their place is not known yet
+  Incomings receiving_;  // they have a place
 };
 
 }  // namespace

@@ -31,28 +31,19 @@ std::optional<WorkLeases::Held> WorkLeases::held(std::int64_t lease) const {
 }
 
 bool WorkLeases::done(std::int64_t lease) {
-  const auto found = held_by_.find(lease);
-  if (found == held_by_.end()) return false;
-  done_ += found->second.count;
-  held_by_.erase(found);
-  return true;
+  const auto found = held_by_.extract(lease);
+  if (found) done_ += found.mapped().count;
+  return !found.empty();
 }
 
 void WorkLeases::again(std::int64_t lease) {
-  const auto found = held_by_.find(lease);
-  if (found == held_by_.end()) return;
-  if (!stopped_) again_.push_back({lease, found->second.count});
-  held_by_.erase(found);
+  const auto found = held_by_.extract(lease);
+  if (found && !stopped_) again_.push_back({lease, found.mapped().count});
 }
 
 void WorkLeases::lost(int worker) {
-  for (auto l = held_by_.begin(); l != held_by_.end();)
-    if (l->second.worker == worker) {
-      if (!stopped_) again_.push_back({l->first, l->second.count});
-      l = held_by_.erase(l);
-    } else {
-      ++l;
-    }
+  for (const auto& [lease, held] : std::map(held_by_))
+    if (held.worker == worker) again(lease);
 }
 
 }  // namespace tandem

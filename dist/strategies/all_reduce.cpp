@@ -71,7 +71,7 @@ class AllReduce : public Replicas {
     broadcast(flat, buckets_[0]->over(), buckets_.size() > 1 ? &buckets_[1]->over() : nullptr);
     if (syncs_) across_->gather = [this](const std::vector<double>& mine) { return of_all(mine); };
     flat.on_gradient([this](const ParameterRange& parameter) {
-      for (auto& b : buckets_) b->ready(std::size_t(&parameter - flat_->parameter_ranges().data()));
+      for (auto& b : buckets_) b->ready(parameter);
     });
   }
 
@@ -114,7 +114,7 @@ class AllReduce : public Replicas {
   void add_buckets(OwnerClass owner, const std::shared_ptr<Communicator>& over) {
     const auto& o = options_;
     buckets_.emplace_back(new GradientBuckets(*flat_, flat_->ranges(owner), over, reducer_,
-                                              {o.bucket_bytes, o.wire, o.top_k, o.power_sgd, o.deadline, o.nccl}));
+                                              {o.bucket_bytes, o.wire, o.top_k, o.power_sgd, o.deadline}));
   }
   void arrived() {
     for (auto& b : buckets_) b->arrived();

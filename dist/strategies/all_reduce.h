@@ -15,12 +15,11 @@ namespace tandem {
 class SlicedClassifier;
 
 struct AllReduceOptions {
-  std::int64_t bucket_bytes = 0;  // the first six: see BucketOptions
+  std::int64_t bucket_bytes = 0;  // the first five: see BucketOptions
   DType wire = DType::f32;
   double top_k = 0;
   std::int64_t power_sgd = 0;
   double deadline = 300;
-  const NcclLibrary* nccl = nullptr;
   std::shared_ptr<SlicedClassifier> classifier = nullptr;  // divided over the ranks of a host: hybrid.h
   std::int64_t check_every = 1000;  // steps between two comparisons of all ranks' parameters; 0: only at the end
 };

@@ -1,6 +1,6 @@
-// DASO (Coquelin et al. 2021, arXiv 2104.05588): training with slow links between hosts and fast links inside a host.
-// In every batch the gradients are averaged over the ranks of a host, and all of these make the same step. Once in B
-// batches the hosts exchange weights while training continues:
+// DASO (Coquelin et al. 2021, arXiv 2104.05588): rounds (rounds.h) with slow links between hosts and fast links inside
+// a host. In every batch the gradients are averaged over the ranks of a host, and all of these make the same step. Once
+// in B batches the hosts exchange weights while training continues:
 //
 //   group k       the ranks with local index k, one of each host. One group is active; the groups take turns, one
 //                 exchange each
@@ -16,17 +16,67 @@
 // If a layer is divided over the ranks of a host (hybrid.h), group k has slice k. So at every exchange each group
 // averages its slice between hosts, and slices are not averaged inside a host.
 //
-// After the last batch of an epoch all ranks hold the same weights. With B = 0 and f32 a step equals that of all-reduce
-// if the update is linear in the gradient (SGD with momentum). AdamW, LARS and clipping use a host's gradient and not
-// that of all hosts. Velocities stay local, and a resumed run begins with rank 0's. Every host must have the same
-// number of ranks. On one host DASO is all-reduce.
+// With B = 0 and f32 a step equals that of all-reduce if the update is linear in the gradient (SGD with momentum).
+// AdamW, LARS and clipping use a host's gradient and not that of all hosts. Every host must have the same number of
+// ranks. On one host DASO is all-reduce.
 #pragma once
+#include <cstdint>
+#include <limits>
 #include <memory>
+#include <optional>
+#include <string>
 
-#include "dist/strategies/host_steps.h"
+#include "dist/strategies/rounds.h"
 
 namespace tandem {
 
-std::unique_ptr<Strategy> daso(DasoRanks ranks, const DasoOptions& options, const DasoSettings& settings = {});
+// As in "daso:B=4,W=1". Where the published behaviour can be improved, 1 is the improvement and `daso:faithful` sets 0.
+struct DasoOptions {
+  // initial values: batches between two exchanges, and from the start of an exchange to its merge
+  std::int64_t B = 4, W = 1;
+  std::int64_t warm_up = 4, cool_down = 4;  // epochs in which every batch blocks
+  std::int64_t longest = 8;                 // the new B after a plateau at B = 1
+  std::int64_t bf16 = 1;                    // blocking epochs exchange in bf16; 0: in f32
+  std::int64_t keep_progress = 1;           // the merge keeps the host's whole change since it sent; 0: 2W/(2W+P) of it
+  std::int64_t differences = 1;  // bf16 of the difference from the last common state, with error feedback; 0: of x
+  // a pending exchange is merged before the next is sent, always after W batches; 0: after the send, and after W
+  // batches only if the next batch does not send
+  std::int64_t merge_first = 1;
+  std::int64_t norms = 1;  // running statistics are averaged after each epoch; 0: each rank keeps its own
+
+  // Returns nothing if the name is not of DASO. Throws UsageError.
+  static std::optional<DasoOptions> parse(const std::string& text);
+  std::string name() const;  // with the options that differ from the defaults: "daso:B=8"
+};
+
+class DasoSchedule : public RoundMethod {
+ public:
+  explicit DasoSchedule(const DasoOptions& options) : o_(options), B_(options.B), W_(options.W) {}
+  void begin_epoch(std::int64_t epoch, const RunPlan& plan) override;
+  Turn next(const Moment& now) override;
+  Turn end(const Moment& now) override { return next({.batch = now.last, .last = now.last}); }
+  void end_epoch(double loss) override;
+  void saved(StrategyState& state) override;
+  bool blocking() const { return blocking_; }  // an epoch in which every batch blocks
+  std::int64_t B() const { return B_; }
+  std::int64_t W() const { return W_; }
+  std::string state() const;  // for a checkpoint: "B W best bad"
+  void restore(const std::string& state);
+
+  static constexpr double improvement = 0.05;  // relative; a smaller one does not count
+  static constexpr int patience = 3;           // consecutive epochs without improvement that make a plateau
+
+ protected:
+  DasoOptions o_;
+
+ private:
+  std::int64_t B_, W_;
+  bool blocking_ = true, pending_ = false;
+  std::int64_t sent_at_ = 0, weight_ = 0;
+  double best_ = std::numeric_limits<double>::infinity();
+  int bad_ = 0;
+};
+
+std::unique_ptr<Strategy> daso(RoundRanks ranks, const DasoOptions& how, const RoundsOptions& options = {});
 
 }  // namespace tandem

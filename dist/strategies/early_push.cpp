@@ -21,7 +21,7 @@ void EarlyPush::step_begins(bool sends) {
 
 void EarlyPush::ready(const ParameterRange& parameter) {
   if (!sends_) return;
-  for (const Range& part : final_->ready(parameter)) part_is_final(part);
+  for (std::size_t r : final_->ready(parameter)) part_is_final((*final_)[r]);
 }
 
 void EarlyPush::part_is_final(Range part) {
@@ -32,8 +32,9 @@ void EarlyPush::part_is_final(Range part) {
 
 bool EarlyPush::finish(const Tensor& loss) {
   if (!sends_) optimizer_.measure(flat_.all(), false);
-  if (sends_)
-    for (const Range& part : final_->rest()) part_is_final(part);
+  for (std::size_t r = 0; sends_ && r < final_->size(); r++)
+    if (!final_->complete(r) || final_->empty(r)) part_is_final((*final_)[r]);
+  if (final_) final_->restart();
   optimizer_.check_gradients(&loss);
   const bool finite = optimizer_.read_state().not_finite == 0;
   if (finite && !sends_) optimizer_.finish_gradients(flat_.all());

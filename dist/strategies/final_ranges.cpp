@@ -19,22 +19,22 @@ FinalRanges::FinalRanges(const FlatParameters& flat, std::vector<Range> ranges)
       segments_[r]++;
     }
   }
-  missing_ = segments_;
+  restart();
 }
 
-std::vector<Range> FinalRanges::ready(const ParameterRange& parameter) {
-  std::vector<Range> complete;
-  for (std::size_t r : of_parameter_[std::size_t(&parameter - flat_.parameter_ranges().data())])
-    if (--missing_[r] == 0) complete.push_back(ranges_[r]);
+std::vector<std::size_t> FinalRanges::ready(const ParameterRange& parameter) {
+  const auto s = std::size_t(&parameter - flat_.parameter_ranges().data());
+  if (seen_[s]) restart();
+  seen_[s] = true;
+  std::vector<std::size_t> complete;
+  for (std::size_t r : of_parameter_[s])
+    if (--missing_[r] == 0) complete.push_back(r);
   return complete;
 }
 
-std::vector<Range> FinalRanges::rest() {
-  std::vector<Range> all;
-  for (std::size_t r = 0; r < ranges_.size(); r++)
-    if (missing_[r] > 0 || segments_[r] == 0) all.push_back(ranges_[r]);
+void FinalRanges::restart() {
   missing_ = segments_;
-  return all;
+  seen_.assign(of_parameter_.size(), false);
 }
 
 }  // namespace tandem

@@ -9,17 +9,21 @@ namespace tandem {
 class FinalRanges {
  public:
   FinalRanges(const FlatParameters& flat, std::vector<Range> ranges);
-  // The gradient of this segment is final. Returns the ranges that are now complete. Call once per step and segment.
-  std::vector<Range> ready(const ParameterRange& parameter);
-  // Returns the incomplete ranges: those without a trained segment, or with a segment that backward did not reach.
-  // Begins the next step.
-  std::vector<Range> rest();
+  const Range& operator[](std::size_t r) const { return ranges_[r]; }
+  std::size_t size() const { return ranges_.size(); }
+  // The gradient of this segment is final. Returns the ranges that are now complete. A repeated segment means that
+  // another backward has begun.
+  std::vector<std::size_t> ready(const ParameterRange& parameter);
+  bool complete(std::size_t r) const { return missing_[r] == 0; }
+  bool empty(std::size_t r) const { return segments_[r] == 0; }  // it has no trained segment
+  void restart();                                                // the next step begins
 
  private:
   const FlatParameters& flat_;
-  std::vector<Range> ranges_;
+  const std::vector<Range> ranges_;
   std::vector<std::vector<std::size_t>> of_parameter_;  // the ranges that contain a segment
   std::vector<std::size_t> missing_, segments_;         // per range: segments that are not final yet, and all segments
+  std::vector<bool> seen_;                              // segments that were ready in this backward
 };
 
 }  // namespace tandem

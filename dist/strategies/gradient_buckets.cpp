@@ -9,6 +9,17 @@
 
 namespace tandem {
 
+// Gradients in bf16.
+struct Narrow : Compression {
+  std::vector<bf16> values;
+  explicit Narrow(std::int64_t length) : values(std::size_t(length)) {}
+  Work begin(Communicator& over, const float* gradients) override {
+    narrow(values.data(), gradients, std::int64_t(values.size()));
+    return over.all_reduce(buffer(values));
+  }
+  void end(float* gradients) override { widen(gradients, values.data(), std::int64_t(values.size())); }
+};
+
 std::vector<Range> cut(std::int64_t numel, DType dtype, std::int64_t bytes) {
   const auto size = std::int64_t(size_of(dtype));
   if (bytes <= 0) bytes = std::clamp<std::int64_t>(numel * size / 8, 256 << 10, 4 << 20);
@@ -31,48 +42,54 @@ static std::vector<Range> cut_between_parameters(const FlatParameters& flat, con
   return ranges;
 }
 
+static std::vector<Range> ranges_of_buckets(const FlatParameters& flat, const std::vector<Range>& ranges,
+                                            const BucketOptions& o) {
+  std::vector<Range> all;
+  for (const Range& trained : ranges) {
+    if (o.power_sgd > 0) {
+      const auto some = cut_between_parameters(flat, trained, o.bucket_bytes);
+      all.insert(all.end(), some.begin(), some.end());
+      continue;
+    }
+    for (const Range& range : cut(trained.length(), flat.gradients.dtype(), o.bucket_bytes))
+      all.push_back({trained.begin + range.begin, trained.begin + range.end});
+  }
+  return all;
+}
+
 GradientBuckets::GradientBuckets(FlatParameters& flat, const std::vector<Range>& ranges,
                                  std::shared_ptr<Communicator> communicator, Reducer& reducer,
                                  const BucketOptions& options)
-    : flat_(flat), communicator_(std::move(communicator)), reducer_(reducer), wire_(options.wire), ranges_(ranges) {
+    : flat_(flat),
+      communicator_(std::move(communicator)),
+      reducer_(reducer),
+      wire_(options.wire),
+      ranges_(ranges),
+      final_(flat, ranges_of_buckets(flat, ranges, options)),
+      buckets_(final_.size()),
+      order_(buckets_.size()) {
   Backend& backend = flat.backend();
   if ((options.top_k > 0 || options.power_sgd > 0) && (backend.asynchronous() || flat.gradients.dtype() != DType::f32))
-    refuse("TANDEM_WIRE=", options.top_k > 0 ? "topk" : "powersgd",
-           " is for f32 gradients in the host's memory, not on ", backend.description(),
-           ": leave it out, or choose bf16");
+    refuse("wire=", options.top_k > 0 ? "topk" : "powersgd", " is for f32 gradients in the host's memory, not on ",
+           backend.description(), ": leave it out, or choose bf16");
   if (backend.asynchronous()) {
-    device_ = on_devices(communicator_, backend, options.deadline, options.nccl ? *options.nccl : installed_nccl());
+    device_ = on_devices(communicator_, backend, options.deadline);
     if (wire_ == DType::bf16) narrow_ = Tensor::zeros(backend, {flat.numel()}, DType::bf16);
     backend.synchronize();
   }
-  for (const Range& trained : ranges)
-    if (options.power_sgd > 0)
-      for (const Range& range : cut_between_parameters(flat, trained, options.bucket_bytes))
-        buckets_.push_back({.range = range});
-    else
-      for (const Range& range : cut(trained.length(), flat.gradients.dtype(), options.bucket_bytes))
-        buckets_.push_back({.range = {trained.begin + range.begin, trained.begin + range.end}});
-  of_parameter_.resize(flat.parameter_ranges().size());
-  for (std::size_t s = 0; s < of_parameter_.size(); s++) {
-    const ParameterRange& parameter = flat.parameter_ranges()[s];
-    if (parameter.frozen) continue;
-    for (std::size_t b = 0; b < buckets_.size(); b++) {
-      const Range& range = buckets_[b].range;
-      if (range.end <= parameter.local_begin || range.begin >= parameter.local_begin + parameter.length) continue;
-      buckets_[b].parameters.push_back(s);
-      of_parameter_[s].push_back(b);
-    }
-  }
-  for (Bucket& b : buckets_) {
-    if (options.top_k > 0) b.top_k = std::make_unique<TopK>(options.top_k, b.range.length());
-    if (options.power_sgd > 0)
-      b.power_sgd =
+  for (std::size_t i = 0; i < buckets_.size(); i++) {
+    Bucket& b = buckets_[i];
+    b.range = final_[i];
+    if (options.top_k > 0)
+      b.compression = std::make_unique<TopK>(options.top_k, b.range.length());
+    else if (options.power_sgd > 0)
+      b.compression =
           std::make_unique<PowerSgd>(options.power_sgd, matrices(b.range, options.power_sgd), b.range.length());
+    else if (wire_ == DType::bf16 && !device_ && flat.gradients.dtype() == DType::f32)
+      b.compression = std::make_unique<Narrow>(b.range.length());
     if (device_) b.final = backend.new_event();
   }
-  order_.resize(buckets_.size());
   std::iota(order_.begin(), order_.end(), 0);
-  restart();
 }
 
 // The range's parameters with more elements than their two factors, as matrices: the first size by all others.
@@ -89,35 +106,26 @@ std::vector<PowerSgd::Matrix> GradientBuckets::matrices(const Range& range, std:
 void GradientBuckets::rewind(bool made) {
   for (Bucket& b : buckets_) {
     b.launched = false;
-    if (b.top_k) b.top_k->finish_step(made);
-    if (b.power_sgd) b.power_sgd->finish_step(made);
+    if (b.compression) b.compression->finish_step(made);
   }
-  restart();
+  final_.restart();
+  next_ = 0;
   armed_ = made;
 }
 
-void GradientBuckets::restart() {
-  for (Bucket& b : buckets_) b.missing = b.parameters.size();
-  seen_.assign(of_parameter_.size(), false);
-  next_ = 0;
-}
-
-void GradientBuckets::ready(std::size_t parameter) {
-  if (seen_[parameter]) restart();
-  seen_[parameter] = true;
-  for (std::size_t b : of_parameter_[parameter]) {
-    if (--buckets_[b].missing > 0) continue;
+void GradientBuckets::ready(const ParameterRange& parameter) {
+  for (std::size_t b : final_.ready(parameter)) {
     if (!ordered_) finished_.push_back(std::int32_t(b));
     if (device_) pack(buckets_[b]);
   }
   if (device_ || !armed_ || !ordered_) return;
-  while (next_ < order_.size() && buckets_[order_[next_]].missing == 0) launch(buckets_[order_[next_++]]);
+  while (next_ < order_.size() && final_.complete(order_[next_])) launch(buckets_[order_[next_++]]);
 }
 
 void GradientBuckets::pack_rest() {
   if (!device_) return;
-  for (Bucket& b : buckets_)
-    if (b.parameters.empty()) pack(b);
+  for (std::size_t b = 0; b < buckets_.size(); b++)
+    if (final_.empty(b)) pack(buckets_[b]);
 }
 
 // Queues, and perhaps records, the conversion of a bucket's gradients for sending and the event that they are complete.
@@ -134,23 +142,12 @@ void GradientBuckets::launch(Bucket& b) {
   if (std::exchange(b.launched, true)) return;
   Tensor part = narrow_.defined() ? narrow_.range(b.range.begin, {b.range.length()}) : gradients(b);
   const Buffer data = buffer(part);
-  auto* wide = static_cast<float*>(data.data);
-  if (b.top_k) {
-    reducer_.add({over(), nullptr, [&b, wide](Communicator& over) { return b.top_k->begin(over, wide); },
-                  [&b, wide] { b.top_k->end(wide); }});
-  } else if (b.power_sgd) {
-    reducer_.add({over(), nullptr, [&b, wide](Communicator& over) { return b.power_sgd->begin(over, wide); },
-                  [&b, wide] { b.power_sgd->end(wide); }});
-  } else if (device_ || wire_ == DType::f32 || data.dtype != DType::f32) {
-    reducer_.add({over(), b.final.get(), [data](Communicator& over) { return over.all_reduce(data); }});
+  if (b.compression) {
+    auto* wide = static_cast<float*>(data.data);
+    reducer_.add({over(), nullptr, [&b, wide](Communicator& over) { return b.compression->begin(over, wide); },
+                  [&b, wide] { b.compression->end(wide); }});
   } else {
-    b.narrow.resize(std::size_t(data.count));
-    reducer_.add({over(), nullptr,
-                  [&b, wide](Communicator& over) {
-                    tandem::narrow(b.narrow.data(), wide, std::int64_t(b.narrow.size()));
-                    return over.all_reduce(buffer(b.narrow));
-                  },
-                  [&b, wide] { widen(wide, b.narrow.data(), std::int64_t(b.narrow.size())); }});
+    reducer_.add({over(), b.final.get(), [data](Communicator& over) { return over.all_reduce(data); }});
   }
 }
 

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "dist/collectives/communicator.h"
-#include "dist/collectives/nccl.h"
+#include "dist/strategies/final_ranges.h"
 #include "dist/strategies/power_sgd.h"
 #include "dist/strategies/reducer.h"
 #include "dist/strategies/top_k.h"
@@ -25,8 +25,7 @@ struct BucketOptions {
   double top_k = 0;
   // The rank of the matrix products that are sent (power_sgd.h; on the host, in f32); 0: the gradients are sent
   std::int64_t power_sgd = 0;
-  double deadline = 300;              // maximum seconds for any operation of a device
-  const NcclLibrary* nccl = nullptr;  // null: the installed one
+  double deadline = 300;  // maximum seconds for any operation of a device
 };
 
 // Divides [0, elements) into ranges of `bytes` bytes. 0: an eighth of the vector, between 256 KiB and 4 MiB.
@@ -43,7 +42,7 @@ class GradientBuckets {
 
   // The gradient of this segment is final, or queued on a device. Backward calls it in its thread, once per segment. A
   // repeated segment means that another backward has begun.
-  void ready(std::size_t parameter);
+  void ready(const ParameterRange& parameter);
   // Call after backward. On a device: queues the buckets without segments. The event for the end of backward must come
   // after it.
   void pack_rest();
@@ -58,16 +57,11 @@ class GradientBuckets {
  private:
   struct Bucket {
     Range range;
-    std::vector<std::size_t> parameters = {};
-    std::size_t missing = 0;  // segments whose gradient is not final yet
     bool launched = false;
-    std::vector<bf16> narrow = {};     // the bucket as bf16, if it is sent so
-    std::unique_ptr<TopK> top_k = {};  // selects the elements to send
-    std::unique_ptr<PowerSgd> power_sgd = {};
-    std::unique_ptr<Event> final = {};  // on a device: signals that the bucket is final
+    std::unique_ptr<Compression> compression = {};  // null: the gradients are sent as they are
+    std::unique_ptr<Event> final = {};              // on a device: signals that the bucket is final
   };
   std::vector<PowerSgd::Matrix> matrices(const Range& range, std::int64_t rank) const;
-  void restart();
   void pack(Bucket& b);
   void launch(Bucket& b);
   Tensor gradients(const Bucket& b) { return flat_.gradients.range(b.range.begin, {b.range.length()}); }
@@ -79,12 +73,11 @@ class GradientBuckets {
   const std::vector<Range> ranges_;
   std::unique_ptr<Communicator> device_;  // on the device's memory
   Tensor narrow_;                         // on a device: the gradients in bf16, if they are sent so
+  FinalRanges final_;
   std::vector<Bucket> buckets_;
-  std::vector<std::vector<std::size_t>> of_parameter_;
   std::vector<std::size_t> order_;
   std::vector<std::int32_t> finished_;  // buckets in the order in which the first backward finished them
   bool ordered_ = false, armed_ = true;
-  std::vector<bool> seen_;  // segments that were ready in this backward
   std::size_t next_ = 0;
 };
 

@@ -24,6 +24,7 @@ std::array<std::int64_t, 2> MachineShare::told(std::array<std::int64_t, 2> numbe
 std::vector<std::string> MachineShare::gather(const std::string& mine) { return gather_texts(*on_host_, mine); }
 
 std::vector<std::string> MachineShare::gather(const std::string& mine, const Gather& among_leaders) {
+  if (size() == 1) return among_leaders(mine);
   const auto here = gather(bundle({std::to_string(rank()), mine}));
   const std::string everywhere = gather_texts(*on_host_, leads() ? bundle(among_leaders(bundle(here))) : "")[0];
   std::vector<std::string> all(static_cast<std::size_t>(job_size_));
@@ -38,6 +39,7 @@ std::vector<std::string> MachineShare::gather(const std::string& mine, const Gat
 }
 
 void MachineShare::begin(FlatParameters& flat) {
+  if (size() == 1) return;
   const std::int64_t n = flat.all(OwnerClass::replicated).end, blocks = n / FlatParameters::alignment;
   const Slice slice = flat.slice();
   std::ostringstream mine;
@@ -70,7 +72,8 @@ std::int64_t MachineShare::part_numel() const {
 }
 
 Buffer MachineShare::pack(Buffer vector, std::vector<std::byte>& memory) const {
-  const Buffer part = room(vector.dtype, memory);
+  const Buffer part = room(vector, memory);
+  if (size() == 1) return part;
   std::byte* to = memory.data();
   for (const Range& r : ranges_) {
     const std::size_t bytes = std::size_t(r.length()) * size_of(vector.dtype);
@@ -80,12 +83,14 @@ Buffer MachineShare::pack(Buffer vector, std::vector<std::byte>& memory) const {
   return part;
 }
 
-Buffer MachineShare::room(DType dtype, std::vector<std::byte>& memory) const {
-  memory.resize(std::size_t(part_numel()) * size_of(dtype));
-  return {memory.data(), part_numel(), dtype};
+Buffer MachineShare::room(Buffer vector, std::vector<std::byte>& memory) const {
+  if (size() == 1) return vector;
+  memory.resize(std::size_t(part_numel()) * size_of(vector.dtype));
+  return {memory.data(), part_numel(), vector.dtype};
 }
 
 std::vector<float> MachineShare::pack_scales(const std::vector<float>& scales) const {
+  if (size() == 1) return scales;
   std::vector<float> part;
   for (const Range& r : ranges_)
     part.insert(part.end(), scales.begin() + r.begin / FlatParameters::alignment,
@@ -94,6 +99,7 @@ std::vector<float> MachineShare::pack_scales(const std::vector<float>& scales) c
 }
 
 void MachineShare::unpack(const std::vector<std::byte>& part, Buffer vector) {
+  if (size() == 1) return;
   const std::byte* from = part.data();
   for (const Range& r : ranges_) {
     const std::size_t bytes = std::size_t(r.length()) * size_of(vector.dtype);

@@ -1,9 +1,9 @@
-// A machine as one worker of the parameter server. The ranks of a machine train shares of one batch and sum their
-// gradients on the machine. Each rank then has a part of the sum: its piece of the replicated parameters, and its
-// slices of the layers that are divided over the machine's ranks. It pushes its part to the servers of its lane, which
-// are the ranks with its place on the other machines, and receives the part's new weights from them. So a gradient
-// crosses the network once per machine and not once per rank, and all ranks of a machine share this work (after the
-// patent CN108460457A; the division into pieces is ours).
+// A worker of the parameter server: one rank, or a machine with all its ranks. The ranks of a machine train shares of
+// one batch and sum their gradients on the machine. Each rank then has a part of the sum: its piece of the replicated
+// parameters, and its slices of the layers that are divided over the machine's ranks. It pushes its part to the servers
+// of its lane, which are the ranks with its place on the other machines, and receives the part's new weights from them.
+// So a gradient crosses the network once per machine and not once per rank, and all ranks of a machine share this work
+// (after the patent CN108460457A; the division into pieces is ours).
 //
 // Threads: the training thread. All ranks of a machine call the same functions in the same order. Each call waits for
 // all of them, unless stated otherwise. Throws CommunicationError if one of them is lost: a machine leaves the job as a
@@ -45,12 +45,12 @@ class MachineShare {
   using Gather = std::function<std::vector<std::string>(const std::string& mine)>;
   std::vector<std::string> gather(const std::string& mine, const Gather& among_leaders);
 
-  // Copies the leader's replicated values to all ranks, and determines the ranges of this rank's part.
+  // Call it first. Copies the leader's replicated values to all ranks, and determines the ranges of this rank's part.
   void begin(FlatParameters& flat);
   std::int64_t part_numel() const;
   // Copies the elements of the part, one range after the other, to `memory`. Does not wait, like the next two.
   Buffer pack(Buffer vector, std::vector<std::byte>& memory) const;
-  Buffer room(DType dtype, std::vector<std::byte>& memory) const;          // uninitialized memory for the part
+  Buffer room(Buffer vector, std::vector<std::byte>& memory) const;        // uninitialized memory for the part
   std::vector<float> pack_scales(const std::vector<float>& scales) const;  // for each 64 elements
   // Copies the part to its ranges of `vector`, and the other ranks' parts of the replicated ranges to theirs.
   void unpack(const std::vector<std::byte>& part, Buffer vector);
@@ -70,8 +70,8 @@ class MachineShare {
   Buffer replicated(Buffer vector) const { return {vector.data, cuts_.back(), vector.dtype}; }
 
   std::unique_ptr<Communicator> on_host_;
-  const std::vector<int> ranks_;
-  const int job_size_;
+  std::vector<int> ranks_;
+  int job_size_;
   Cuts cuts_;                  // of the replicated range, which begins at 0
   std::vector<Range> ranges_;  // this rank's part: a piece of the replicated range, and the slices
 };

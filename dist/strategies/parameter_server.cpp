@@ -28,29 +28,28 @@ class ParameterServer : public Strategy {
  public:
   ParameterServer(std::unique_ptr<Channel> channel, const ParameterServerOptions& options,
                   std::unique_ptr<MachineShare> machine = {})
-      : options_(options),
-        machine_(std::move(machine)),
-        server_node_(std::move(channel), options.deadline, options.tells, options.patience) {
+      : options_(options), server_node_(std::move(channel), options.deadline, options.tells, options.patience) {
     check_servers(options.servers, server_node_.size());
     if (options_.round) round_.emplace(*options_.round);
     std::string name = (options_.classifier ? options_.classifier->name() + "+"
-                        : machine_          ? "machines+"
+                        : machine           ? "machines+"
                         : round_            ? round_->how().name() + "+"
                                             : "") +
                        options_.how.text();
     if (options_.servers) name += ", " + std::to_string(options_.servers) + " of them serve";
     if (options_.wire == DType::bf16) name += " (bf16)";
-    const int shares = leases_per_step() * (machine_ ? machine_->size() : 1);
+    if (machine) machine_ = std::move(*machine);
+    const int shares = int(leases_per_step()) * machine_.size();
     ranks_ = {.strategy = name,
-              .rank = machine_ ? machine_->rank() : server_node_.rank(),
-              .size = machine_ ? machine_->job_size() : server_node_.size(),
+              .rank = machine_.rank(),
+              .size = machine_.job_size(),
               .where = server_node_.where(),
               .batch_shares = shares,
               .per_step = shares,
               .synchronous = synchronous(),
-              .evaluation_shares = machine_ ? machine_->size() : 1,
-              .evaluation_share = machine_ ? machine_->place() : 0,
-              .evaluates = machine_ ? machine_->holds(0) : server_node_.rank() == 0};
+              .evaluation_shares = machine_.size(),
+              .evaluation_share = machine_.place(),
+              .evaluates = machine_.holds(0)};
   }
 
   int workers() const { return server_node_.size() - options_.servers; }
@@ -58,9 +57,8 @@ class ParameterServer : public Strategy {
   bool synchronous() const { return options_.how.kind == Asynchrony::Kind::bsp; }
   std::int64_t leases_per_step() const { return synchronous() ? workers() : 1; }
   std::vector<std::string> gather(const std::string& mine, Among among = Among::all) override {
-    if (among == Among::evaluating) return machine_ ? machine_->gather(mine) : std::vector{mine};
-    const auto nodes = [this](const std::string& text) { return server_node_.gather(text); };
-    return machine_ ? machine_->gather(mine, nodes) : nodes(mine);
+    if (among == Among::evaluating) return machine_.gather(mine);
+    return machine_.gather(mine, [this](const std::string& text) { return server_node_.gather(text); });
   }
 
   BatchSource& batches(BatchSource& train, int accumulate) override {
@@ -70,7 +68,7 @@ class ParameterServer : public Strategy {
                                   .draw = [this] { return draw(); },
                                   .coming = [this] { return leases_.coming(); },
                                   .count = [this] { return server_node_.lease_count(); }},
-        machine_ ? machine_->place() : 0, machine_ ? machine_->size() : 1);
+        machine_.place(), machine_.size());
     return *leased_;
   }
   std::int64_t steps(std::int64_t known) const override {
@@ -84,7 +82,7 @@ class ParameterServer : public Strategy {
     leases_.tell();
     if (leased_) end.epochs = std::max(mine.epochs, over_ ? plan_.epochs : leased_->epoch().value_or(0));
     end.steps = over_ ? steps(mine.steps) : std::int64_t(double(end.epochs) * plan_.steps_per_epoch);
-    if (machine_ && machine_->holds(0)) vectors_.velocity(velocity());
+    if (machine_.size() > 1 && machine_.holds(0)) vectors_.velocity(velocity());
     if (rank() > 0) return end;
     end.trained = server_node_.trained();
     const auto now = Clock::now();
@@ -126,7 +124,7 @@ class ParameterServer : public Strategy {
              ": in a loop of one's own every rank trains its share, and none only serves: leave it out, "
              "or train by fit()");
     vectors_.bind(flat);
-    early_.emplace(flat, optimizer, server_node_, leased_ && !machine_ && !round_);
+    early_.emplace(flat, optimizer, server_node_, leased_ && machine_.size() == 1 && !round_);
     flat.on_gradient([this](const ParameterRange& parameter) {
       if (leased_) leased_->look_ahead();
       early_->ready(parameter);
@@ -182,7 +180,7 @@ class ParameterServer : public Strategy {
     if (leased_) leased_->look_ahead();
     if (round_) return;
     MachineShare::Step step = trained();
-    const bool finite = machine_ ? combine(step, loss) : early_->finish(loss);
+    const bool finite = machine_.size() > 1 ? combine(step, loss) : early_->finish(loss);
     if (!goes_on(finite)) return;
     if (!leased_ && !server_node_.lease()) fail("the other ranks have ended");
     keep_pace();
@@ -238,8 +236,8 @@ class ParameterServer : public Strategy {
   void synchronize(Shared what, FlatParameters&, Optimizer& optimizer) override {
     if (what != Shared::optimizer) return;
     require(&optimizer == optimizer_, "synchronize() of another optimizer than begin() was given");
-    if (machine_ && !leased_) fail(name(), ": a loop of one's own does not get the servers' velocity");
-    if (!machine_) vectors_.velocity(velocity());  // otherwise end_epoch() did, on all ranks of the machine
+    if (machine_.size() > 1 && !leased_) fail(name(), ": a loop of one's own does not get the servers' velocity");
+    if (machine_.size() == 1) vectors_.velocity(velocity());  // otherwise end_epoch() did, on all ranks of the machine
   }
   void saved(StrategyState& state) override {
     if (round_ && round_->momentum().defined()) state.vector("momentum", round_->momentum());
@@ -311,10 +309,10 @@ class ParameterServer : public Strategy {
   }
 
   ParameterServerOptions options_;
-  std::unique_ptr<MachineShare> machine_;  // null: each rank is a worker
   ServerNode server_node_;
-  ServedVectors vectors_{server_node_, machine_.get()};
-  WorkerLeases leases_{server_node_, machine_.get(), synchronous(), leases_per_step()};
+  MachineShare machine_{alone(), {server_node_.rank()}, server_node_.size()};  // a worker: of one rank, or of several
+  ServedVectors vectors_{server_node_, machine_};
+  WorkerLeases leases_{server_node_, machine_, synchronous(), leases_per_step()};
   std::unique_ptr<LeasedBatches> leased_;
   FlatParameters* flat_ = nullptr;
   Optimizer* optimizer_ = nullptr;

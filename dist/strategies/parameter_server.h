@@ -17,7 +17,7 @@
 #include "dist/server/channel.h"
 #include "dist/server/server.h"
 #include "dist/server/straggler_emulation.h"
-#include "dist/strategies/rounds.h"
+#include "dist/strategies/local_steps.h"
 #include "layers/train/strategy.h"
 
 namespace tandem {

@@ -43,7 +43,7 @@ Work PowerSgd::begin(Communicator& over, const float* gradients) {
   return over.all_reduce(buffer(next_));
 }
 
-void PowerSgd::end(float* gradients) const {
+void PowerSgd::end(float* gradients) {
   for (const Factors& f : factors_) {
     const float *p = p_.data() + f.p, *q = next_.data() + f.q;
     float* g = gradients + f.begin;

@@ -12,11 +12,11 @@
 #include <random>
 #include <vector>
 
-#include "dist/collectives/communicator.h"
+#include "dist/strategies/top_k.h"
 
 namespace tandem {
 
-class PowerSgd {
+class PowerSgd : public Compression {
  public:
   struct Matrix {
     std::int64_t begin, rows, columns;  // index of the first element in the range; row-major
@@ -27,13 +27,9 @@ class PowerSgd {
     return rank * (rows + columns) < rows * columns;
   }
 
-  // Starts the exchange of this rank's gradients; waits for the first of its two sums. All ranks call it.
-  Work begin(Communicator& over, const float* gradients);
-  // Call after the exchange. gradients: receives the sum over all ranks.
-  void end(float* gradients) const;
-  // Call after the step. If the step was not made (a gradient was not finite), its part of the unsent rest is
-  // discarded.
-  void finish_step(bool made);
+  Work begin(Communicator& over, const float* gradients) override;  // waits for the first of its two sums
+  void end(float* gradients) override;
+  void finish_step(bool made) override;
 
   const std::vector<float>& residual() const { return residual_; }
 

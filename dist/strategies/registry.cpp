@@ -2,9 +2,10 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <cstdlib>
 #include <functional>
 #include <memory>
+#include <sstream>
+#include <utility>
 #include <vector>
 
 #include "core/error.h"
@@ -15,196 +16,182 @@
 #include "dist/strategies/all_reduce.h"
 #include "dist/strategies/daso.h"
 #include "dist/strategies/hybrid.h"
+#include "dist/strategies/local_steps.h"
 #include "dist/strategies/machine_share.h"
 #include "dist/strategies/parameter_server.h"
-#include "dist/strategies/rounds.h"
 
 namespace tandem {
 namespace {
 
-// The value of an environment variable; empty if it is not set.
-using Setting = std::function<std::string(const char* variable)>;
 using Make = StrategyMaker;
 
-// A row of the table. A new strategy is one file in this folder, one parser here and one row below.
-struct Entry {
-  std::string names;                  // as listed in an error: "local-sgd:STEPS"
-  std::vector<std::string> settings;  // the environment variables that it reads; those of others are refused
-  // Parses the name with its arguments, and the settings, before the rendezvous. Returns a function that makes the
-  // strategy, or null if the name is that of another row. Throws UsageError.
-  std::function<Make(const std::string& name, const Setting& setting, int ranks)> parse;
+// A strategy by its text: its own spec, what contains it, and the settings of its options.
+struct Asked {
+  std::string text;    // as the user wrote it
+  Spec spec;           // "daso:B=8"; of a parameter server "ssp:3+ddc-asgd"
+  std::string around;  // the name of what contains it: hybrid, machines or outer; empty: nothing
+  std::string outer;   // that with its options: "outer:H=100"
+  std::string wire, servers, snapshots, pace, slow;  // empty: not given
+  int ranks = 1;
+
+  Asked(const std::string& t, int n) : text(t), spec(Spec::parse(t.empty() ? "all-reduce" : t)), ranks(n) {
+    for (const auto& [key, value] :
+         {std::pair{"wire", &wire}, {"servers", &servers}, {"snapshots", &snapshots}, {"pace", &pace}, {"slow", &slow}})
+      *value = spec.take(key);
+    const bool contains = spec.name == "hybrid" || (spec.inner && (spec.name == "machines" || spec.name == "outer"));
+    if (!contains) return;
+    const auto inner = spec.inner ? spec.inner : std::make_shared<Spec>(Spec{.name = "all-reduce"});
+    spec.inner = nullptr;
+    around = spec.name;
+    outer = spec.text();
+    spec = Spec(*inner);
+  }
+  bool served() const { return Asynchrony::is_one(spec.name); }
+  // All ranks of a machine are one worker of the parameter server.
+  bool of_machines() const { return around == "machines" || around == "hybrid"; }
 };
 
 double deadline() { return Deadlines::from(process_environment()).wait; }
 
-// Prefixes of the name of a rule. machines+: a machine is one worker. hybrid+: a machine is one worker, and the last
-// Linear is divided over its ranks. outer:H=100+: a push is the change of the weights by a worker's own steps.
-constexpr std::string_view machines = "machines+", hybrids = "hybrid", rounds_of = "outer";
-std::size_t length_before_rule(const std::string& name) {
-  if (name.starts_with(machines)) return machines.size();
-  const std::size_t plus = name.find('+');
-  return (name.starts_with(rounds_of) || name.starts_with(hybrids)) && plus != name.npos ? plus + 1 : 0;
-}
-std::string rule_in(const std::string& name) { return name.substr(length_before_rule(name)); }
-bool of_machines(const std::string& name) { return name.starts_with(machines) || name.starts_with(hybrids); }
-
-// ---- one parser for each row ----------------------------------------------------------------------------------------
-AllReduceOptions all_reduce_options(const Setting& setting) {
-  AllReduceOptions o{.deadline = deadline()};
-  const std::string wire = setting("TANDEM_WIRE");
-  const std::string kind = spec_name(wire);
-  if (kind == "topk") {
-    read_spec(wire, {bare(number_field("share", o.top_k, above_zero, 1))});
-  } else if (kind == "powersgd") {
-    read_spec(wire, {bare(number_field("rank", o.power_sgd, 1, 1e9))});
-  } else if (wire == "bf16") {
-    o.wire = DType::bf16;
-  }
-  if (o.top_k == 0 && o.power_sgd == 0 && !wire.empty() && wire != "f32" && wire != "bf16")
-    refuse("TANDEM_WIRE=", wire,
-           ": choose f32, bf16, topk:SHARE, with a share of the gradients above 0 and up to 1, or powersgd:RANK, ",
-           "with a rank from 1");
-  return o;
-}
-
-Make parse_all_reduce(const std::string& name, const Setting& setting, int) {
-  if (!name.empty() && name != "all-reduce") return {};
-  return [o = all_reduce_options(setting)] { return all_reduce(Job().communicator(), o); };
-}
-
-Make parse_rounds(const std::string& name, const Setting& setting, int) {
-  if (name.starts_with(rounds_of) && name.find('+') != name.npos) return {};  // parse_server()
-  const auto how = RoundSteps::parse(name);
-  if (!how) return {};
-  if (const std::string wire = setting("TANDEM_WIRE"); !wire.empty() && wire != "f32")
-    refuse("TANDEM_WIRE=", wire, ": under ", name, " weights travel, as f32");
-  return [how] { return rounds(Job().communicator(), *how, {.deadline = deadline()}); };
-}
-
-DasoRanks daso_ranks(Job& job) {
+std::shared_ptr<SlicedClassifier> classifier(Job& job, const Asked& a) {
   job.lane();  // refuses hosts with different numbers of ranks
-  DasoRanks ranks{
-      .everybody = job.communicator(), .gradients = job.on_host(), .host = job.on_host(), .across = job.across_hosts()};
-  return ranks;
+  return a.around.empty() ? nullptr
+                          : std::make_shared<SlicedClassifier>(job.on_host(), SlicedClassifier::parse(a.outer));
 }
 
-Make parse_daso(const std::string& name, const Setting&, int) {
-  const auto how = DasoOptions::parse(name);
-  if (!how) return {};
-  return [how] {
+// ---- one function for each row --------------------------------------------------------------------------------------
+Make make_all_reduce(const Asked& a) {
+  read_spec(a.spec.text(), {});
+  AllReduceOptions o{.deadline = deadline()};
+  const std::string kind = spec_name(a.wire);
+  if (kind == "topk")
+    read_spec(a.wire, {bare(number_field("share", o.top_k, above_zero, 1))});
+  else if (kind == "powersgd")
+    read_spec(a.wire, {bare(number_field("rank", o.power_sgd, 1, 1e9))});
+  else if (a.wire == "bf16")
+    o.wire = DType::bf16;
+  if (o.top_k == 0 && o.power_sgd == 0 && !a.wire.empty() && a.wire != "f32" && a.wire != "bf16")
+    refuse("wire=", a.wire, ": choose f32, bf16, topk:SHARE, with a share of the gradients above 0 and up to 1, ",
+           "or powersgd:RANK, with a rank from 1");
+  if (!a.around.empty()) SlicedClassifier::parse(a.outer);
+  return [a, o]() mutable {
     Job job;
-    return daso(daso_ranks(job), *how, {.deadline = deadline()});
+    if (!a.around.empty()) o.classifier = classifier(job, a);
+    return all_reduce(job.communicator(), o);
   };
 }
 
-// The last Linear is divided over the ranks of each host. Another strategy trains the other layers: all-reduce if none
-// is named, DASO, or an update rule of the parameter server (parse_server()).
-Make parse_hybrid(const std::string& name, const Setting& setting, int) {
-  if (!name.starts_with(hybrids) || Asynchrony::is_one(rule_in(name))) return {};
-  const std::size_t plus = std::min(name.find('+'), name.size());
-  const auto how = SlicedClassifier::parse(name.substr(0, plus));
-  const std::string rest = name.substr(std::min(plus + 1, name.size()));
-  const auto between = DasoOptions::parse(rest);
-  if (const std::string wire = setting("TANDEM_WIRE"); between && !wire.empty())
-    refuse("TANDEM_WIRE=", wire,
-           ": DASO's option bf16 says what its exchanges between hosts are made in: leave it out");
-  if (plus < name.size() && rest != "all-reduce" && !between)
-    refuse("--strategy ", name, ": the hybrid cannot be joined with '", rest,
-           "': choose hybrid+all-reduce, hybrid+daso, or hybrid+ before an "
-           "update rule of the parameter server, as in hybrid+ddc-asgd");
-  return [how, between, o = all_reduce_options(setting)]() mutable -> std::unique_ptr<Strategy> {
+Make make_rounds(const Asked& a) {
+  const auto how = RoundSteps::parse(a.spec.text());
+  if (!a.wire.empty() && a.wire != "f32") refuse("wire=", a.wire, ": under ", a.text, " weights travel, as f32");
+  return [how] { return rounds(Job().communicator(), *how, {.deadline = deadline()}); };
+}
+
+Make make_daso(const Asked& a) {
+  const auto how = DasoOptions::parse(a.spec.text());
+  if (!a.wire.empty())
+    refuse("wire=", a.wire, ": DASO's option bf16 says what its exchanges between hosts are made in: leave it out");
+  if (!a.around.empty()) SlicedClassifier::parse(a.outer);
+  return [a, how] {
     Job job;
-    job.lane();  // refuses hosts with different numbers of ranks
-    o.classifier = std::make_shared<SlicedClassifier>(job.on_host(), how);
-    if (between) return daso(daso_ranks(job), *between, {.deadline = o.deadline, .classifier = o.classifier});
-    return all_reduce(job.communicator(), o);
+    const auto sliced = classifier(job, a);
+    return daso({.everybody = job.communicator(),
+                 .gradients = job.on_host(),
+                 .host = job.on_host(),
+                 .across = job.across_hosts()},
+                *how, {.deadline = deadline(), .classifier = sliced});
   };
 }
 
 // Rounds that arrive late have other defaults: more rounds with less momentum. A rule that adds the full pushes of
 // `pushes` workers uses a share of each (both our choice).
-std::optional<RoundSteps> round_in(const std::string& name, int pushes) {
-  if (!name.starts_with(rounds_of)) return {};
+RoundSteps late_rounds(const std::string& text, int pushes) {
   RoundSteps defaults{.kind = RoundSteps::Kind::outer, .every = {.steps = 20}, .momentum = 0.3};
   if (pushes > 1) defaults.learning_rate = 1.0 / pushes;
-  auto how = RoundSteps::parse(name.substr(0, length_before_rule(name) - 1), defaults);
-  if (how && (how->stream > 1 || how->overlap != 0 || how->every.alpha > 0))
-    refuse(name,
+  const RoundSteps how = *RoundSteps::parse(text, defaults);
+  if (how.stream > 1 || how.overlap != 0 || how.every.alpha > 0)
+    refuse(text,
            ": without waiting for others a round has H=STEPS, momentum and lr alone, and a worker that is slower makes "
            "fewer steps");
   return how;
 }
 
-Make parse_server(const std::string& full_name, const Setting& setting, int ranks) {
-  const std::string name = rule_in(full_name);
-  if (!Asynchrony::is_one(name)) return {};
+Make make_server(const Asked& a) {
   const Deadlines deadlines = Deadlines::from(process_environment());
+  const std::string name = a.spec.text();
   ParameterServerOptions o{.how = Asynchrony::parse(name), .deadline = deadlines.wait, .patience = deadlines.patience};
-  const std::string servers = setting("TANDEM_SERVERS"), wire = setting("TANDEM_WIRE"),
-                    snapshots = setting("TANDEM_SNAPSHOTS");
-  if (!servers.empty()) o.servers = parsed<int>(servers).value_or(-1);
-  if (o.servers < 0) refuse("--servers ", servers, ": expected a number of ranks from 0");
-  check_servers(o.servers, ranks);
-  if (ranks > 1) o.how.check_workers(name, ranks - o.servers);
-  if (!wire.empty() && wire != "f32" && wire != "bf16")
-    refuse("TANDEM_WIRE=", wire, ": to a parameter server gradients travel as f32 or bf16");
-  o.wire = wire == "bf16" ? DType::bf16 : DType::f32;
-  if (!snapshots.empty()) o.snapshots = parsed<double>(snapshots).value_or(-1);
+  if (!a.servers.empty()) o.servers = parsed<int>(a.servers).value_or(-1);
+  if (o.servers < 0) refuse("--servers ", a.servers, ": expected a number of ranks from 0");
+  check_servers(o.servers, a.ranks);
+  const int workers = a.ranks - o.servers;
+  if (a.ranks > 1) o.how.check_workers(name, workers);
+  if (!a.wire.empty() && a.wire != "f32" && a.wire != "bf16")
+    refuse("wire=", a.wire, ": to a parameter server gradients travel as f32 or bf16");
+  o.wire = a.wire == "bf16" ? DType::bf16 : DType::f32;
+  if (!a.snapshots.empty()) o.snapshots = parsed<double>(a.snapshots).value_or(-1);
   if (!(o.snapshots >= 0 && o.snapshots < 1e6))
-    refuse("TANDEM_SNAPSHOTS=", snapshots, ": expected the seconds between two snapshots, or 0 for none");
+    refuse("snapshots=", a.snapshots, ": expected the seconds between two snapshots, or 0 for none");
   o.tells = [](const std::string& what) { std::fprintf(stderr, "note: %s\n", what.c_str()); };
-  o.stragglers = StragglerEmulation::parse(setting("TANDEM_PACE"), setting("TANDEM_SLOW"), ranks);
-  const bool quorum = o.how.kind == Asynchrony::Kind::quorum;
-  o.round = round_in(full_name, quorum || o.how.rule == "delayed-nesterov" ? 1 : ranks - o.servers);
-  if (o.round && quorum && name.find('+') == name.npos) o.how.rule = "delayed-nesterov";
-  // A step of a quorum already uses the mean of its rounds.
-  if (o.round && o.how.rule == "delayed-nesterov")
-    o.how.rule += ":every=" + std::to_string(quorum ? 1 : ranks - o.servers);
-  if (o.round && o.how.kind != Asynchrony::Kind::asp && !quorum)
-    refuse(full_name, ": rounds of a worker's own steps go with an update rule alone, or with quorum:WORKERS, as in ",
-           rounds_of, ":H=100+delayed-nesterov");
-  if (o.round && make_rule(o.how.rule)->clip() > 0)
-    refuse(full_name,
-           ": what a round pushes is no gradient: leave clip out, or clip the gradients of its steps by --clip");
-  if (!of_machines(full_name)) return [o] { return parameter_server(Job({.goes_on = true}).channel(), o); };
+  o.stragglers = StragglerEmulation::parse(a.pace, a.slow, a.ranks);
+  if (a.around == "outer") {
+    const bool quorum = o.how.kind == Asynchrony::Kind::quorum;
+    if (!quorum && o.how.kind != Asynchrony::Kind::asp)
+      refuse(a.text,
+             ": rounds of a worker's own steps go with an update rule alone, or with quorum:WORKERS, as in "
+             "outer:H=100+delayed-nesterov");
+    if (make_rule(o.how.rule)->clip() > 0)
+      refuse(a.text,
+             ": what a round pushes is no gradient: leave clip out, or clip the gradients of its steps by --clip");
+    // A step of a quorum already uses the mean of its rounds.
+    const bool nesterov = o.how.rule == "delayed-nesterov" || (quorum && !a.spec.inner);
+    if (nesterov) o.how.rule = Spec{"delayed-nesterov", {"every=" + std::to_string(quorum ? 1 : workers)}}.text();
+    o.round = late_rounds(a.outer, quorum || nesterov ? 1 : workers);
+  }
+  if (!a.of_machines()) return [o] { return parameter_server(Job({.goes_on = true}).channel(), o); };
   if (!o.how.takes_each() && o.how.kind != Asynchrony::Kind::bsp)
-    refuse(full_name,
+    refuse(a.text,
            ": each rank of a machine would choose the pushes of a step by itself: choose an update rule alone, or bsp");
-  if (!setting("TANDEM_INCARNATION").empty())
-    refuse("--restart: under ", full_name,
+  if (process_environment()("TANDEM_INCARNATION"))
+    refuse("--restart: under ", a.text,
            " a machine leaves as a whole, and its ranks cannot come back one at a time: leave it out");
-  std::optional<double> sliced;
-  if (full_name.starts_with(hybrids)) sliced = SlicedClassifier::parse(full_name.substr(0, full_name.find('+')));
-  return [o, sliced]() mutable {
+  if (a.around == "hybrid")
+    SlicedClassifier::parse(a.outer);
+  else
+    read_spec(a.outer, {});
+  return [o, a]() mutable {
     Job job({.goes_on = true});
-    if (sliced) o.classifier = std::make_shared<SlicedClassifier>(job.on_host(), *sliced);
+    if (a.around == "hybrid") o.classifier = classifier(job, a);
     auto machine = std::make_unique<MachineShare>(job.on_host(), job.ranks_on(job.host(job.rank())), job.size());
     return parameter_server_of_machines(std::move(machine), job.channel(job.lane()), o);
   };
 }
 
 // ---- the table ------------------------------------------------------------------------------------------------------
-std::vector<Entry> entries() {
-  return {
-      {"all-reduce", {"TANDEM_WIRE"}, parse_all_reduce},
-      {"hybrid or hybrid:sample=SHARE, alone or before +all-reduce, +daso or +RULE", {"TANDEM_WIRE"}, parse_hybrid},
+struct Row {
+  std::string form;  // as listed in an error
+  std::function<bool(const std::string& name)> is;
+  std::string inside;  // what may contain it
+  // Checks all options before the rendezvous; throws UsageError. Returns a function that makes the strategy.
+  std::function<Make(const Asked&)> make;
+};
+auto called(const std::string& name) {
+  return [name](const std::string& n) { return n == name; };
+}
+std::vector<Row> table(const std::vector<NamedStrategy>& own) {
+  std::vector<Row> rows{
+      {"all-reduce or all-reduce:wire=bf16", called("all-reduce"), "hybrid", make_all_reduce},
+      {"hybrid or hybrid:sample=SHARE, alone or before +all-reduce, +daso or +RULE", called("hybrid"), "", {}},
       {"local-sgd:STEPS, post-local-sgd:STEPS, cocod-sgd:STEPS, easgd:STEPS, or "
        "outer:H=STEPS,momentum=NUMBER,lr=NUMBER,stream=FRAGMENTS,overlap=STEPS",
-       {"TANDEM_WIRE"},
-       parse_rounds},
-      {Asynchrony::forms() + ", or one of these behind machines+ or outer:H=STEPS+",
-       {"TANDEM_WIRE", "TANDEM_SERVERS", "TANDEM_SNAPSHOTS"},
-       parse_server},
-      {"daso, daso:faithful or daso:B=4,W=1,warm-up=4,cool-down=4", {}, parse_daso},
-  };
+       RoundSteps::is_one, "", make_rounds},
+      {Asynchrony::forms() + ", or one of these behind machines+ or outer:H=STEPS+", Asynchrony::is_one,
+       "hybrid machines outer", make_server},
+      {"daso, daso:faithful or daso:B=4,W=1,warm-up=4,cool-down=4", called("daso"), "hybrid", make_daso}};
+  for (const NamedStrategy& s : own)
+    rows.push_back({s.form, [s](const std::string& name) { return s.parse(name) != nullptr; }, "",
+                    [s](const Asked& a) { return s.parse(a.spec.text()); }});
+  return rows;
 }
-
-// Settings that only some strategies read, in the form that the user writes.
-constexpr struct {
-  const char *variable, *written, *what;
-} particular[] = {{"TANDEM_SERVERS", "--servers ", "is for a parameter server"},
-                  {"TANDEM_SNAPSHOTS", "TANDEM_SNAPSHOTS=", "is for a parameter server"},
-                  {"TANDEM_WIRE", "TANDEM_WIRE=", "this strategy does not read it"}};
 
 }  // namespace
 
@@ -220,36 +207,45 @@ static void emulate(Strategy& strategy, const StragglerEmulation& stragglers) {
   };
 }
 
-bool goes_on_without_lost_ranks(const std::string& name) { return Asynchrony::is_one(rule_in(name)); }
-bool ranks_return(const std::string& name) { return Asynchrony::is_one(rule_in(name)) && !of_machines(name); }
+bool goes_on_without_lost_ranks(const std::string& text) { return Asked(text, 1).served(); }
+bool ranks_return(const std::string& text) {
+  const Asked a(text, 1);
+  return a.served() && !a.of_machines();
+}
+std::string with_option(const std::string& strategy, const std::string& key, const std::string& values) {
+  Spec spec = Spec::parse(strategy.empty() ? "all-reduce" : strategy);
+  std::istringstream list(values);
+  for (std::string value; std::getline(list, value, ',');) spec.options.push_back(key + "=" + value);
+  return spec.text();
+}
 
 std::unique_ptr<Strategy> strategy_from_environment(const std::vector<NamedStrategy>& own) {
-  const Setting setting = [](const char* name) {
-    const char* v = process_environment()(name);
-    return std::string(v ? v : "");
-  };
+  const char* given = process_environment()("TANDEM_STRATEGY");
   const int ranks = place_in(process_environment()).size;
-  const std::string name = setting("TANDEM_STRATEGY");
-  std::vector<Entry> all = entries();
-  for (const NamedStrategy& s : own)
-    all.push_back({s.form, {}, [parse = s.parse](const std::string& n, const Setting&, int) { return parse(n); }});
-  std::string names;
-  for (const Entry& e : all) {
-    // Errors are reported before the rendezvous, also with one rank
-    const Make make = e.parse(name, setting, ranks);
-    names += (names.empty() ? "" : "; ") + e.names;
-    if (!make) continue;
-    for (const auto& [variable, written, what] : particular)
-      if (!setting(variable).empty() && std::find(e.settings.begin(), e.settings.end(), variable) == e.settings.end())
-        refuse(written, setting(variable), ": ", what, "; choose a strategy that has it, such as --strategy ddc-asgd");
-    const auto stragglers = StragglerEmulation::parse(setting("TANDEM_PACE"), setting("TANDEM_SLOW"), ranks);
-    if (ranks == 1 && !name.empty() && name != "all-reduce")
-      std::fprintf(stderr, "note: --strategy %s is without effect: one process trains alone\n", name.c_str());
-    std::unique_ptr<Strategy> strategy = ranks == 1 ? std::make_unique<Strategy>() : make();
-    if (!Asynchrony::is_one(rule_in(name))) emulate(*strategy, stragglers);
-    return strategy;
+  const Asked a(given ? given : "", ranks);
+  const auto rows = table(own);
+  const auto row = std::find_if(rows.begin(), rows.end(), [&](const Row& r) { return r.is(a.spec.name); });
+  if (row == rows.end()) {
+    std::string forms;
+    for (const Row& r : rows) forms += (forms.empty() ? "" : "; ") + r.form;
+    refuse("--strategy ", a.text, ": choose ", forms);
   }
-  refuse("--strategy ", name, ": choose ", names);
+  if (!a.around.empty() && row->inside.find(a.around) == std::string::npos)
+    refuse("--strategy ", a.text, ": the ", a.around, " cannot be joined with '", a.spec.text(), "'",
+           a.around == "hybrid" ? ": choose hybrid+all-reduce, hybrid+daso, or hybrid+ before an update rule of the "
+                                  "parameter server, as in hybrid+ddc-asgd"
+                                : ": it goes before an update rule of the parameter server");
+  for (const auto& [key, value] : {std::pair{"--servers ", &a.servers}, {"snapshots=", &a.snapshots}})
+    if (!value->empty() && !a.served())
+      refuse(key, *value, ": is for a parameter server; choose a strategy that has it, such as --strategy ddc-asgd");
+  // Errors are reported before the rendezvous, also with one rank
+  const Make make = row->make(a);
+  const auto stragglers = StragglerEmulation::parse(a.pace, a.slow, ranks);
+  if (ranks == 1 && a.text != "" && a.text != "all-reduce")
+    std::fprintf(stderr, "note: --strategy %s is without effect: one process trains alone\n", a.text.c_str());
+  std::unique_ptr<Strategy> strategy = ranks == 1 ? std::make_unique<Strategy>() : make();
+  if (!a.served()) emulate(*strategy, stragglers);
+  return strategy;
 }
 
 }  // namespace tandem

@@ -6,7 +6,9 @@
 namespace tandem {
 
 // Whether a job with this strategy continues when a rank other than 0 is lost.
-bool goes_on_without_lost_ranks(const std::string& name);
-bool ranks_return(const std::string& name);  // lost ranks may rejoin one by one
+bool goes_on_without_lost_ranks(const std::string& text);
+bool ranks_return(const std::string& text);  // lost ranks may rejoin one by one
+// The text with one more option for each of the values, which have ',' between them.
+std::string with_option(const std::string& strategy, const std::string& key, const std::string& values);
 
 }  // namespace tandem

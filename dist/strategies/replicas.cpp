@@ -39,18 +39,18 @@ std::optional<std::string> Replicas::not_finite(const StepState& state) const {
   return state.not_finite == 1 ? "" : communicator_->where(not_finite_);
 }
 
-void Replicas::tell(const Optimizer& optimizer) {
-  told_[0] = optimizer.read_state().not_finite == 1 ? float(size() - rank()) : 0;
-  told_[1] = stop_requested_ ? 1 : 0;
+void Replicas::write_flags(const Optimizer& optimizer) {
+  step_flags_[0] = optimizer.read_state().not_finite == 1 ? float(size() - rank()) : 0;
+  step_flags_[1] = stop_requested_ ? 1 : 0;
 }
-void Replicas::hear() {
-  if (told_[0] > 0) not_finite_ = size() - int(told_[0]);
-  if (told_[1] > 0) stop_ = true;
+void Replicas::read_flags() {
+  if (step_flags_[0] > 0) not_finite_ = size() - int(step_flags_[0]);
+  if (step_flags_[1] > 0) stop_ = true;
 }
 bool Replicas::agree(const Optimizer& optimizer) {
-  tell(optimizer);
-  communicator_->all_reduce({told_, 2, DType::f32}, Combine::max).wait();
-  hear();
+  write_flags(optimizer);
+  communicator_->all_reduce({step_flags_, 2, DType::f32}, Combine::max).wait();
+  read_flags();
   return not_finite_ < 0;
 }
 

@@ -41,11 +41,11 @@ class Replicas : public Strategy {
 
   // For strategies under which each rank makes its own steps: shares state between the ranks, after the same step of
   // all. Afterwards over() is true on all ranks if one was asked to stop, and not_finite() names the first rank whose
-  // step was not finite. Returns true if there is no such rank. One all-reduce; or call tell(), an all-reduce (max) of
-  // told_, and hear().
+  // step was not finite. Returns true if there is no such rank. One all-reduce; or call write_flags(), an all-reduce
+  // (max) of step_flags_, and read_flags().
   bool agree(const Optimizer& optimizer);
-  void tell(const Optimizer& optimizer);  // waits for the device
-  void hear();
+  void write_flags(const Optimizer& optimizer);  // waits for the device
+  void read_flags();
   // Sets the weights of all ranks to their mean, in memory of the host.
   void take_mean_of_all(FlatParameters& flat);
 
@@ -74,7 +74,7 @@ class Replicas : public Strategy {
   static Measures measured(const Reducer& reducer, std::uint64_t sent, std::int64_t bucket);
 
   // maxima over all ranks: size() − rank if its step was not finite; 1 if a rank wants to stop
-  float told_[2] = {0, 0};
+  float step_flags_[2] = {0, 0};
   int not_finite_ = -1;  // the first rank with such a step, as agreed by all ranks
   std::shared_ptr<Communicator> communicator_;
   // Null unless layers are divided over ranks. The ranks that together hold one whole model, in the order of their

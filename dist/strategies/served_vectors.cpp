@@ -12,7 +12,7 @@ FlatMemory ServedVectors::memory() {
   return [this](Backend& backend, std::int64_t numel) {
     const std::size_t bytes = std::size_t(numel) * sizeof(float);
     std::shared_ptr<void> block;
-    if (!backend.on_device()) block = machine_ ? machine_->allocate(bytes) : node_.memory(bytes);
+    if (!backend.on_device()) block = machine_.size() > 1 ? machine_.allocate(bytes) : node_.memory(bytes);
     if (!block) return Tensor::zeros(backend, {numel}, DType::f32);
     void* at = block.get();
     return Tensor::wrap(backend, at, {numel}, DType::f32, std::move(block));
@@ -21,7 +21,7 @@ FlatMemory ServedVectors::memory() {
 
 void ServedVectors::bind(FlatParameters& flat) {
   flat_ = &flat;
-  if (machine_) machine_->begin(flat);
+  machine_.begin(flat);
 }
 
 void ServedVectors::broadcast_first() {
@@ -40,15 +40,13 @@ void ServedVectors::begin(ServerOptions options, WorkLeases leases, const std::v
   OnHost host;
   std::vector<std::byte> velocity_part;
   Buffer v;
-  if (velocity.defined()) v = host.download(velocity);
-  if (machine_ && v.count) v = machine_->pack(v, velocity_part);
-  const Buffer values = values_.download(flat_->values);
-  node_.begin(machine_ ? machine_->pack(values, pulled_) : values, present_buffers(),
-              machine_ ? machine_->pack_scales(scales) : scales, std::move(options), std::move(leases), v);
+  if (velocity.defined()) v = machine_.pack(host.download(velocity), velocity_part);
+  node_.begin(machine_.pack(values_.download(flat_->values), pulled_), present_buffers(), machine_.pack_scales(scales),
+              std::move(options), std::move(leases), v);
 }
 
 void ServedVectors::push(std::int64_t samples, const MetricSums& sums) {
-  node_.push(gradients(), present_buffers(), samples, sums);
+  node_.push(machine_.pack(gradients_.download(flat_->gradients), pushed_), present_buffers(), samples, sums);
 }
 
 void ServedVectors::pull() {
@@ -62,10 +60,8 @@ void ServedVectors::finish(bool takes) {
 }
 
 void ServedVectors::take() {
-  if (machine_) {
-    machine_->unpack(pulled_, values_.of(flat_->values));
-    if (flat_->buffers.numel() > 0) machine_->broadcast(buffers_.of(flat_->buffers));
-  }
+  machine_.unpack(pulled_, values_.of(flat_->values));
+  if (flat_->buffers.numel() > 0) machine_.broadcast(buffers_.of(flat_->buffers));
   values_.upload(flat_->values);
   buffers_.upload(flat_->buffers);
   flat_->count_writes(flat_->all());
@@ -76,8 +72,8 @@ void ServedVectors::velocity(Tensor into) {
   OnHost host;
   std::vector<std::byte> part;
   const Buffer b = host.of(into);
-  if (!node_.velocity(machine_ ? machine_->room(b.dtype, part) : b)) return;
-  if (machine_) machine_->unpack(part, b);
+  if (!node_.velocity(machine_.room(b, part))) return;
+  machine_.unpack(part, b);
   host.upload(into);
 }
 

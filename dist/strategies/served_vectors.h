@@ -12,8 +12,8 @@ namespace tandem {
 
 class ServedVectors {
  public:
-  // machine: null if each rank is a worker. Both must outlive this object.
-  ServedVectors(ServerNode& node, MachineShare* machine) : node_(node), machine_(machine) {}
+  // Both must outlive this object.
+  ServedVectors(ServerNode& node, MachineShare& machine) : node_(node), machine_(machine) {}
   // Memory that other ranks of the host read, so that gradients are pushed or summed over the machine without a copy.
   FlatMemory memory();
   void bind(FlatParameters& flat);
@@ -25,7 +25,7 @@ class ServedVectors {
   void begin(ServerOptions options, WorkLeases leases, const std::vector<float>& scales, Tensor velocity);
   // Sums the machine's gradients: MachineShare::combine().
   bool combine(MachineShare::Step& step, Optimizer& optimizer) {
-    return machine_->combine(step, gradients_, *flat_, optimizer);
+    return machine_.combine(step, gradients_, *flat_, optimizer);
   }
   void push(std::int64_t samples, const MetricSums& sums);
   void pull();
@@ -33,21 +33,14 @@ class ServedVectors {
   void velocity(Tensor into);  // writes the servers' velocity, if the rule has one; undefined: does nothing
 
  private:
-  Buffer gradients() {
-    const Buffer g = gradients_.download(flat_->gradients);
-    return machine_ ? machine_->pack(g, pushed_) : g;
-  }
-  Buffer values() {  // memory for them
-    const Buffer v = values_.of(flat_->values);
-    return machine_ ? machine_->room(v.dtype, pulled_) : v;
-  }
+  Buffer values() { return machine_.room(values_.of(flat_->values), pulled_); }  // memory for them
   // The first rank of a machine pushes the running statistics for the machine.
-  Buffer buffers() { return machine_ && !machine_->leads() ? Buffer{} : buffers_.of(flat_->buffers); }
-  Buffer present_buffers() { return machine_ && !machine_->leads() ? Buffer{} : buffers_.download(flat_->buffers); }
+  Buffer buffers() { return machine_.leads() ? buffers_.of(flat_->buffers) : Buffer{}; }
+  Buffer present_buffers() { return machine_.leads() ? buffers_.download(flat_->buffers) : Buffer{}; }
   void take();
 
   ServerNode& node_;
-  MachineShare* machine_;
+  MachineShare& machine_;
   FlatParameters* flat_ = nullptr;
   OnHost values_, gradients_, buffers_;
   std::vector<std::byte> pushed_, pulled_;  // for a machine's rank: its part of the gradients, and of the values

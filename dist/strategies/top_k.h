@@ -10,17 +10,26 @@
 
 namespace tandem {
 
-class TopK {
+// What a bucket of gradients is exchanged as.
+class Compression {
+ public:
+  virtual ~Compression() = default;
+  // Starts the exchange of this rank's gradients. All ranks call it.
+  virtual Work begin(Communicator& over, const float* gradients) = 0;
+  // Call after the exchange. gradients: receives the sum over all ranks of what was sent.
+  virtual void end(float* gradients) = 0;
+  // Call after the step. What was not sent is kept for the next step. If the step was not made (a gradient was not
+  // finite), this step's part is discarded and the earlier rest is kept.
+  virtual void finish_step(bool made) { (void)made; }
+};
+
+class TopK : public Compression {
  public:
   // For `length` gradients. share: the fraction that is sent, above 0 and up to 1; at least one element is sent.
   TopK(double share, std::int64_t length);
-  // Starts the exchange of this rank's gradients. All ranks call it.
-  Work begin(Communicator& over, const float* gradients);
-  // Call after the exchange. gradients: receives the sum of the sent elements of all ranks.
-  void end(float* gradients);
-  // Call after the step. Unsent elements are kept for the next step. If the step was not made (a gradient was not
-  // finite), this step's part is discarded and the earlier residual is kept.
-  void finish_step(bool made);
+  Work begin(Communicator& over, const float* gradients) override;
+  void end(float* gradients) override;
+  void finish_step(bool made) override;
 
   std::int64_t k() const { return std::int64_t(chosen_.size()); }
   const std::vector<float>& residual() const { return residual_; }

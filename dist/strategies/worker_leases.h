@@ -16,11 +16,11 @@ namespace tandem {
 
 class WorkerLeases {
  public:
-  // per_step: leases per step. synchronous: all workers draw together. machine: null if each rank is a worker. Both
-  // must outlive this object.
-  WorkerLeases(ServerNode& node, MachineShare* machine, bool synchronous, std::int64_t per_step)
+  // per_step: leases per step. synchronous: all workers draw together. Both must outlive this
+  // object.
+  WorkerLeases(ServerNode& node, MachineShare& machine, bool synchronous, std::int64_t per_step)
       : node_(node), machine_(machine), synchronous_(synchronous), per_step_(per_step) {}
-  bool follows() const { return machine_ && !machine_->leads(); }  // another rank of the machine draws
+  bool follows() const { return !machine_.leads(); }  // another rank of the machine draws
 
   static WorkLeases endless() { return WorkLeases(0, INT64_MAX / 2); }
   // The leases for the servers: from `first` to `end`, at most `most` at once, per_epoch in each epoch.
@@ -30,9 +30,7 @@ class WorkerLeases {
   // The lease that draw() will return, if it is known. With bsp it is predicted, and wrong only after a loss.
   std::optional<std::int64_t> coming() const;
   // Sends the number of done leases from the leader to all ranks of a machine, so that all count the same steps.
-  void tell() {
-    if (machine_) tell(0);
-  }
+  void tell() { tell(0); }
   // Completed steps of the run. known: the number that this rank has counted.
   std::int64_t steps(std::int64_t known) const;
   // The learning rate as a function of a server's applied pushes, given the rate as a function of the run's steps.
@@ -47,7 +45,7 @@ class WorkerLeases {
   std::int64_t tell(std::int64_t number);
 
   ServerNode& node_;
-  MachineShare* machine_;
+  MachineShare& machine_;
   const bool synchronous_;
   const std::int64_t per_step_;
   std::int64_t first_ = 0, end_ = 0, last_ = 0;  // last_: the last drawn lease

@@ -11,8 +11,8 @@
 #include <cmath>
 
 #include "dist/strategies/averages.h"
+#include "dist/strategies/local_steps.h"
 #include "dist/strategies/on_host.h"
-#include "dist/strategies/rounds.h"
 #include "layers/optim/flat_parameters.h"
 
 namespace tandem {

@@ -16,7 +16,7 @@ for network in $networks; do
     vgg11) how="build/train --data-set cifar-10 --model vgg11 --dtype bf16 --batch 512 --epochs 3" target=60 H=12 ;;
   esac
   for link in $links; do
-    for strategy in ${3:-all-reduce TANDEM_WIRE=bf16/all-reduce daso:warm-up=1,cool-down=1 daso:faithful,warm-up=1,cool-down=1 machines+ddc-asgd \
+    for strategy in ${3:-all-reduce all-reduce:wire=bf16 daso:warm-up=1,cool-down=1 daso:faithful,warm-up=1,cool-down=1 machines+ddc-asgd \
       hybrid+ddc-asgd local-sgd:qsr:0.2:$H outer:H=$H,momentum=0.9,stream=2}; do
       case $strategy in *local-sgd* | outer*) rate='--lr 0.02' ;; *) rate= ;; esac
       python3 "$(dirname "$0")/../../dist/lab/rehearse.py" --hosts 4 --ranks 2 --link "$link" --strategy "$strategy" --target $target --results "$there" -- $how $rate

@@ -96,7 +96,7 @@ class Exporter {
     const float f = float(v);
     return constant(unique("number"), {}, float_type, &f, sizeof f);
   }
-  // A parameter, statistic or other tensor that no operation computed; filters as [O, I, H, W].
+  // A parameter, buffer or other tensor that is not the result of an operation; filters as [O, I, H, W].
   std::string weight(const Tensor& t, bool filter = false) {
     const auto named = names_.find(key(t));
     const std::string name = named == names_.end() ? unique("constant") : named->second;
@@ -147,7 +147,7 @@ class Exporter {
   Value transposed(const Tensor& t, bool first, const Ints& order) {
     const Value v = value(t);
     if (t.rank() != 4 || v.channels_first == first) return v;
-    Value& there = turned_[v.name];  // once, however many read it
+    Value& there = turned_[v.name];  // inserted once for all readers
     if (there.name.empty()) {
       there = {make("Transpose", {v.name}), first};
       set("perm", order);
@@ -155,7 +155,7 @@ class Exporter {
     return there;
   }
   Value picture(const Tensor& t) { return transposed(t, true, {0, 3, 1, 2}); }   // as [N, C, H, W]
-  Value logical(const Tensor& t) { return transposed(t, false, {0, 2, 3, 1}); }  // with the axes it has here
+  Value logical(const Tensor& t) { return transposed(t, false, {0, 2, 3, 1}); }  // with Tandem's order of axes
   void result(const Tensor& t, const std::string& name, bool first) { values_[key(t)] = {name, first}; }
 
   Ints pair(const char* name) const {
@@ -314,9 +314,9 @@ class Exporter {
   onnx::GraphProto* graph_ = file_.mutable_graph();
   onnx::NodeProto* last_ = nullptr;
   const Operation* at_ = nullptr;
-  std::map<Key, std::string> names_;     // of parameters and statistics
-  std::map<Key, Value> values_;          // what was computed
-  std::map<std::string, Value> turned_;  // by name: the same with its axes in the other order
+  std::map<Key, std::string> names_;     // of parameters and buffers
+  std::map<Key, Value> values_;          // results of operations
+  std::map<std::string, Value> turned_;  // by name: the value with its axes in the other order
   std::set<std::string> written_;
   int count_ = 0;
 };

@@ -26,7 +26,7 @@ std::string type_of(const Module& m) {
   return colon == name.npos ? name : name.substr(colon + 2);
 }
 
-// Undoes what a forward pass changes or needs: hooks, mode, statistics, borrowed memory.
+// Restores what a forward pass changes: hooks, mode, buffers, temporary memory.
 class Visit {
  public:
   Visit(Module& model, const Module::ForwardHook& hook)
@@ -92,7 +92,7 @@ std::string count(double v) {
                    : printed("%.2f G", v / 1e9);
 }
 
-// How many columns a terminal needs for it: bytes that begin a character.
+// The number of columns on a terminal: bytes that begin a character.
 std::size_t columns_of(const std::string& s) {
   return std::size_t(std::count_if(s.begin(), s.end(), [](char c) { return (c & 0xC0) != 0x80; }));
 }

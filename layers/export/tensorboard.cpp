@@ -19,7 +19,7 @@ namespace {
 
 double now() { return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count(); }
 
-// CRC-32C (Castagnoli's polynomial), rotated and shifted as the record format asks.
+// CRC-32C (Castagnoli's polynomial), rotated and shifted as the record format requires.
 std::uint32_t masked_crc(const char* bytes, std::size_t n) {
   static const auto table = [] {
     std::array<std::uint32_t, 256> t{};
@@ -38,7 +38,7 @@ std::uint32_t masked_crc(const char* bytes, std::size_t n) {
 }  // namespace
 
 EventFile::EventFile(const std::string& folder) {
-  static std::atomic<int> number{0};  // two files of one process and second
+  static std::atomic<int> number{0};  // distinguishes files that a process opens in the same second
   make_folder("--tensorboard " + folder, folder);
   char host[256] = "localhost";
   gethostname(host, sizeof host - 1);

@@ -17,7 +17,8 @@ namespace {
 
 Shape channels_first(const Shape& s) { return {s[0], s[3], s[1], s[2]}; }
 
-// What is permuted in the file, by the first element's address: its shape here seen as [O, H, W, C].
+// The tensors that are permuted in the file, by the address of their first element: their shape here, viewed as [O, H,
+// W, C].
 std::map<const void*, Shape> permuted(Module& model, Backend& backend, const Shape& picture) {
   std::map<const void*, Shape> found;
   std::map<const void*, Shape> flattened;  // values that are pictures [N, H, W, C], in rows
@@ -63,9 +64,9 @@ std::map<std::string, Entry> state(Module& model, Backend& backend, const Shape&
 
 constexpr const char* counter = "num_batches_tracked";
 
-// What wrappers of the model have put before its names, in whole words: "module." by DistributedDataParallel,
+// The prefix that wrappers of the model have added to its names, in whole words: "module." by DistributedDataParallel,
 // "_orig_mod." by torch.compile, "model.net." by an attribute that held it, or several. Of the beginnings that all
-// names in the file share, the one behind which most of the model's names are found.
+// names in the file share, the one after which most of the model's names are found.
 std::string wrapper_of(const SafetensorsFile& file, const std::map<std::string, Entry>& own) {
   if (file.tensors().empty()) return "";
   std::string shared = file.tensors().begin()->first;
@@ -142,14 +143,14 @@ void export_torch(Module& model, Backend& backend, const Shape& picture, const s
     } else {
       writer.add(name, t);
     }
-    constexpr std::string_view mean = "running_mean";  // PyTorch keeps a counter beside each
+    constexpr std::string_view mean = "running_mean";  // PyTorch has a counter for each
     if (name.ends_with(mean))
       writer.add(name.substr(0, name.size() - mean.size()) + counter, "I64", {}, std::as_bytes(std::span(&zero, 1)));
   }
   if (path.empty()) return;
   for (const auto& [key, value] : about) writer.metadata(key, value);
   writer.metadata("format", "pt");
-  writer.metadata("producer", "tandem");  // so that a later export may replace it
+  writer.metadata("producer", "tandem");  // marks a file that a later export may replace
   writer.write(path);
 }
 

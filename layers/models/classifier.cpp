@@ -20,7 +20,7 @@ std::vector<std::string> parts_of(const std::string& text, char between) {
 
 }  // namespace
 
-// Checkpoints keep it among the settings of their run, "setting side" and "setting --model".
+// Checkpoints store it with the settings of their run, "setting side" and "setting --model".
 std::map<std::string, std::string> description_in(const std::string& weights) {
   std::map<std::string, std::string> about;
   const SafetensorsFile file(weights);

@@ -37,7 +37,7 @@ class LeNet5 : public Module {
   Linear &fc1_, &fc2_, &fc3_;
 };
 
-// norm: with a batch norm behind each convolution.
+// norm: with a batch norm after each convolution.
 class SmallCnn : public Module {
  public:
   SmallCnn(int classes, int channels, int side, bool norm) {

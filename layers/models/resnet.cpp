@@ -6,12 +6,12 @@
 namespace tandem {
 namespace {
 
-// What x becomes before it is added to a block's result, where the width or the size of the picture changes.
+// The shortcut if the width or the size of the picture changes: x as it is added to a block's result.
 enum class Shortcut { identity, pad, project };
 
 class Block : public Module {
  protected:
-  // A convolution and the batch norm behind it: the children conv1 and bn1.
+  // A convolution and the batch norm after it: the children conv1 and bn1.
   struct ConvNorm {
     Conv2d& conv;
     BatchNorm2d& norm;

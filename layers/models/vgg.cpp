@@ -53,7 +53,7 @@ class Vgg : public Module {
  private:
   Sequential& features_;
   bool large_;
-  int left_ = 0;  // side of the picture behind the features
+  int left_ = 0;  // side of the picture after the features
   Linear* linear_ = nullptr;
   Sequential* layers_ = nullptr;
 };

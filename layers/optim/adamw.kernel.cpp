@@ -7,7 +7,7 @@
 namespace tandem {
 namespace {
 
-// Has one index only. check_gradients() has already incremented the number of the step.
+// Runs for one index. check_gradients() has already incremented the step number.
 template <class T>
 struct Corrections {
   const StepState* state;

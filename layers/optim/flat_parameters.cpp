@@ -31,7 +31,7 @@ FlatParameters::FlatParameters(Module& model, Backend& backend, std::uint64_t se
   bind_statistics(model, dtype);
 }
 
-// Every slice has the room of the first, which is the largest, so that all ranks have the same layout.
+// Every slice is allocated with the size of the first, which is the largest, so that all ranks have the same layout.
 std::int64_t FlatParameters::lay_out(const Parameters& parameters) {
   std::int64_t whole = 0, local = 0;
   for (auto& [name, p] : parameters) {
@@ -72,7 +72,7 @@ Tensor FlatParameters::initial_values(const Parameters& parameters, std::uint64_
     const Parameter& p = *parameters[i].second;
     const std::int64_t first = s.slice.offset(s.whole);
     const auto into = std::span(initial).subspan(std::size_t(s.local_begin), std::size_t(s.length));
-    if (p.variable.defined()) {  // trained or loaded before: the values move in
+    if (p.variable.defined()) {  // trained or loaded before: its values are copied
       const std::vector<double> now = p.variable.value().values();
       const bool all = p.variable.shape() == s.whole;
       require(all || p.variable.shape() == s.shape, "the parameter ", s.name, " has values of shape ",
@@ -96,7 +96,8 @@ void FlatParameters::bind(const Parameters& parameters) {
     handles_.push_back(Variable(value, true, s.name));
     s.leaf = handles_.back().leaf();
     s.leaf->grad = gradients.range(s.local_begin, s.shape);
-    p.variable = s.frozen ? Variable(value) : handles_.back();  // a constant leaves no tape; its gradient stays zero
+    // A constant is not on the tape; its gradient stays zero
+    p.variable = s.frozen ? Variable(value) : handles_.back();
     if (!s.frozen) leaves_.push_back(s.leaf);
   }
   for (OwnerClass owner : {OwnerClass::replicated, OwnerClass::slice}) {
@@ -151,7 +152,7 @@ const ParameterRange& FlatParameters::parameter_range(const std::string& name) c
   fail("no parameter is called ", name, "; there are: ", names);
 }
 
-// FNV-1a over everything two ranks must agree on.
+// FNV-1a hash of everything that must be equal on all ranks.
 std::uint64_t FlatParameters::layout_hash(OwnerClass owner) const {
   std::uint64_t h = 1469598103934665603u;
   auto mix = [&](const void* p, std::size_t n) {
@@ -169,7 +170,7 @@ std::uint64_t FlatParameters::layout_hash(OwnerClass owner) const {
 }
 
 void FlatParameters::backward(const Variable& loss, double seed, bool final) {
-  struct Restore {  // a pass within a pass has its own answer
+  struct Restore {  // nested passes have separate results
     bool &place, before;
     ~Restore() { place = before; }
   } restore{final_, std::exchange(final_, final)};

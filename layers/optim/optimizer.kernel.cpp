@@ -1,4 +1,4 @@
-// Optimizers: what they have in common, and SGD.
+// The common part of all optimizers, and SGD.
 #include <cmath>
 
 #include "core/math.h"
@@ -7,7 +7,7 @@
 namespace tandem {
 namespace {
 
-// Has one index only. Decides on the device whether this step may be applied, and computes the clip factor.
+// Runs for one index. Decides on the device whether this step may be applied, and computes the clip factor.
 template <class T>
 struct CheckStep {
   StepState* state;
@@ -19,7 +19,7 @@ struct CheckStep {
   TANDEM_HD void operator()(std::int64_t) const {
     T sum = *squared_norm;
     const float average = scaled ? state->gradient_average / state->loss_scale : state->gradient_average;
-    if (loss && !(*loss - *loss == 0)) {  // no scale is to blame for that
+    if (loss && !(*loss - *loss == 0)) {  // the loss scale is not the cause
       state->not_finite = 1;
       return;
     }
@@ -75,7 +75,7 @@ struct UpdateSGD {
 };
 
 template <class T>
-struct WholeGradient {  // what UpdateSGD begins with
+struct WholeGradient {  // the gradient as UpdateSGD reads it
   const StepState* state;
   bool judged;  // false: perhaps not yet, and the scale is the average
   const float* rates;
@@ -176,7 +176,7 @@ void Optimizer::sync_hyperparameters() {
   if (staged_ && rate == host_.learning_rate && average == host_.gradient_average) return;
   host_.learning_rate = rate;
   host_.gradient_average = average;
-  state_.backend().upload(state_.raw_write(), &host_, step_from_host);  // the rest is the device's
+  state_.backend().upload(state_.raw_write(), &host_, step_from_host);  // the device writes the rest
   staged_ = true;
 }
 
@@ -258,7 +258,7 @@ void Optimizer::check_gradients(const Tensor* loss) {
 StepState Optimizer::read_state() const {
   check_bound();
   StepState s;
-  // Not the flat parameters': those of fit() are gone when fit has returned
+  // Not the flat parameters' backend: those of fit() do not exist after fit has returned
   state_.backend().download(&s, state_.raw(), sizeof s);
   return s;
 }

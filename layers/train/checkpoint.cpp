@@ -16,7 +16,7 @@ constexpr const char* version = "1";
 constexpr const char* setting = "setting ";
 const std::string of_strategy = "strategy/";
 
-// A tensor of the file, and what this rank has of it.
+// A tensor of the file, and this rank's part of it.
 struct Part {
   Tensor tensor;
   Slice slice;
@@ -86,7 +86,7 @@ std::string checksum(const std::map<std::string, std::string>& metadata, const a
   return hex(sum.value());
 }
 
-// Opens a file and looks at every byte of it.
+// Opens a file and verifies all its bytes.
 class Opened {
  public:
   explicit Opened(const std::string& path) : file(path) {
@@ -122,7 +122,7 @@ class Opened {
     at.ended = file.metadata().count("ended") != 0;
     return at;
   }
-  // `s` as it was then; without f16 no step was skipped, and older files do not hold the scale.
+  // The state when the file was written. Without f16 no step is skipped, and older files do not have the scale.
   StepState state(StepState s) const {
     if (file.metadata().count("loss scale"))
       each_number_of_scale(s, [&](const char* key, auto& number) { read(key, number); });

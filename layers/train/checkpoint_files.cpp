@@ -13,7 +13,7 @@ std::string file(const std::string& folder, const char* name) {
   return (fs::path(folder) / name).string() + ".safetensors";
 }
 
-// One that cannot be asked for (a link to nothing, a disk that fails) is there: it is not to be replaced.
+// A file whose status cannot be read (a broken link, a failing disk) counts as existing and is not replaced.
 bool is_there(const std::string& path) {
   std::error_code none;
   return fs::symlink_status(path, none).type() != fs::file_type::not_found;
@@ -62,9 +62,9 @@ void CheckpointFiles::begin() {
   make_folder(option_ + " " + folder_, folder_);
   lock_.take(folder_, option_ + " " + folder_,
              "writes its checkpoints there: wait for its end, or choose another folder");
-  check_foreign_files();  // once more: the run that held the folder may have ended just now
+  check_foreign_files();  // again: the run that held the lock may have ended since the first check
   std::error_code none;
-  for (const auto& entry : fs::directory_iterator(folder_, none))  // of a run that was killed while it wrote
+  for (const auto& entry : fs::directory_iterator(folder_, none))  // left by a run that was killed while it wrote
     if (const std::string name = entry.path().filename();
         name.ends_with(".tmp") && (name.starts_with("last.") || name.starts_with("best.")))
       fs::remove(entry.path(), none);
@@ -108,7 +108,7 @@ std::string CheckpointFiles::kept(std::int64_t saved_at) const {
   return writes() ? "; no epoch had ended, so there is no checkpoint" : "; there is no checkpoint without --checkpoint";
 }
 
-// Nothing that another run left is overwritten.
+// Files of another run are not overwritten.
 void CheckpointFiles::check_foreign_files() const {
   std::error_code none;
   if (!writes() || automatic_) return;

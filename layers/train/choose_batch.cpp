@@ -13,7 +13,8 @@
 namespace tandem {
 namespace {
 
-// The noise of the gradient after some steps: at the first weights the gradient is large, and its noise says little.
+// Measures the gradient's noise after some steps: at the initial weights the gradient is large, and its noise is not
+// representative.
 GradientNoise noise_of(const Options& o, const Dataset& data, Backend& backend, const TuneRequest& request) {
   constexpr std::int64_t most = 16;  // minibatches, and pictures of one
   const std::int64_t pictures = std::clamp<std::int64_t>(data.train.count() / most, 2, most);
@@ -70,7 +71,7 @@ MetricFields line_of(const TunedBatch& b) {
   return line;
 }
 
-// Bytes in each event of the saved tensors with this fate that are there whatever the copies do.
+// For each event, the bytes of the saved tensors with this fate that are in memory independently of the copies.
 std::vector<double> held(const TunedBatch& b, Fate fate) {
   const std::size_t events = b.record.events.size();
   std::vector<double> bytes(events);
@@ -99,7 +100,7 @@ void add_memory(const TunedBatch& b, std::vector<MetricFields>& lines) {
   }
 }
 
-// Budgets from the least to what needs no plan.
+// Budgets from the smallest one to one that needs no plan.
 void add_budgets(const TunedBatch& b, MemoryMeans means, const std::string& name, std::vector<MetricFields>& lines) {
   const double least = double(smallest_budget(b.record, means)), most = double(peak_kept(b.record));
   for (int k = 0; k <= 10; k++) {

@@ -52,7 +52,7 @@ Given split(int argc, char** argv, const std::string& description, const std::ve
     if (spec->flag ? joined : !joined && i + 1 == argc) refuse_value(*spec);
     given.emplace_back(&*spec, spec->flag ? "" : joined ? word.substr(name.size() + 1) : argv[++i]);
   }
-  for (const auto& [spec, value] : given)  // a value left out has the next option's name put in its place
+  for (const auto& [spec, value] : given)  // if a value is missing, the parser takes the next option's name for it
     if (!spec->flag && (value.empty() || value.starts_with("--") || find(value) != specs.end())) refuse_value(*spec);
   return given;
 }

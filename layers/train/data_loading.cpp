@@ -8,7 +8,7 @@
 namespace tandem {
 namespace {
 
-// The program's own batch may be more than a small data set holds: then half of that, as a power of two.
+// If the default batch is larger than the data set, uses half of the data set, rounded down to a power of two.
 std::int64_t batch_of(const Pictures& pictures, const Options& o) {
   const std::int64_t n = pictures.count();
   if (o.fit.evaluate) return std::min<std::int64_t>(o.batch, n);  // it is not trained on

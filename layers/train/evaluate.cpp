@@ -90,7 +90,7 @@ std::string diagnose(Module& model, const Loss& loss, FlatParameters& flat, cons
   } catch (const NotFinite& e) {
     return e.what();
   }
-  // Every value is finite: then it was the sum of their squares that was not.
+  // Every value is finite, so the sum of their squares overflowed.
   const ParameterRange* largest = nullptr;
   double most = 0, total = 0;
   for (const ParameterRange& s : flat.parameter_ranges()) {

@@ -21,7 +21,7 @@ FitReport evaluate_only(Module& model, const Task& task, Backend& backend, const
   } else {
     const std::string file = CheckpointFiles("", options.resume, false).from();
     load_weights(file, flat);
-    Settings seen;  // what the pictures are made of
+    Settings seen;  // the settings that determine the pictures
     for (const auto& [name, value] : data.test->description())
       if (name == "mean" || name == "std" || name == "classes") seen.push_back({name, value});
     for (const std::string& difference : differences_from(file, seen)) warn(file + ": " + difference);

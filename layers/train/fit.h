@@ -5,7 +5,7 @@
 #include <optional>
 #include <vector>
 
-#include "autograd/swap.h"
+#include "autograd/memory_choice.h"
 #include "core/batch.h"
 #include "layers/optim/schedule.h"
 #include "layers/train/callback.h"

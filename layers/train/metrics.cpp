@@ -30,14 +30,14 @@ std::string json_object(const MetricFields& fields) {
 
 namespace {
 
-// Which run the first line of a file of metrics names.
+// The run that the first line of a metrics file names.
 std::string run_in(const std::string& path) {
   std::string line;
   std::getline(std::ifstream(path), line);
   try {
     const Json first = Json::parse(line);
     if (const Json* run = first.find("run")) return run->text;
-  } catch (const Error&) {}  // cut off: it names none
+  } catch (const Error&) {}  // a truncated line names none
   return "";
 }
 
@@ -57,7 +57,7 @@ MetricsFile::MetricsFile(const std::string& path, bool append, const std::string
     if (!append && ftruncate(fileno(file_), 0) != 0) fail(path, ": cannot be emptied: ", std::strerror(errno));
   }
   if (!file_) refuse("--metrics ", path, ": ", cannot_write(path, errno));
-  // The last line of a run that was killed may be half a line.
+  // The last line of a run that was killed may be incomplete.
   if (append && std::fseek(file_, -1, SEEK_END) == 0 && std::fgetc(file_) != '\n') std::fputc('\n', file_);
 }
 

@@ -1,5 +1,5 @@
 // Checks of the options, in two tables: options that contradict each other or have no effect, and files that would
-// overwrite each other. Options that depend on the pictures are checked where these are known: --size and --data in
+// overwrite each other. Options that depend on the pictures are checked when these are known: --size and --data in
 // load_dataset(), --cutout by the Loader.
 #include <filesystem>
 

@@ -131,7 +131,7 @@ std::unique_ptr<Backend> make_backend(const Options& o) {
   backend->exact_convolution(o.exact_conv);
   if (o.tf32 && !backend->on_device()) throw UsageError("--tf32 is for --device cuda");
   backend->tf32(o.tf32);
-  if (backend->on_device()) {  // two libraries of one name on a machine are found out here
+  if (backend->on_device()) {  // detects a second installed version of a library
     std::fprintf(stderr, "%s\n", backend->description().c_str());
     for (const std::string& file : backend->libraries()) std::fprintf(stderr, "  %s\n", file.c_str());
   }
@@ -139,15 +139,15 @@ std::unique_ptr<Backend> make_backend(const Options& o) {
 }
 
 int run_program(int argc, char** argv, const std::function<void()>& body) {
-  // A file that may not grow further is then an error of write(), named and cleaned up after
+  // A file size limit then makes write() fail, with a message and clean-up
   std::signal(SIGXFSZ, SIG_IGN);
   std::string program = argc > 0 ? std::filesystem::path(argv[0]).filename().string() : "tandem";
   auto say = [&](const char* what) { std::fprintf(stderr, "%s: %s\n", program.c_str(), what); };
   try {
-    // Libraries may have taken SIGHUP for themselves before main() (UCX does): a closed terminal must end the program.
+    // Libraries may handle SIGHUP before main() (UCX does), but a closed terminal must end the program.
     std::signal(SIGHUP, hangup_ignored() ? SIG_IGN : SIG_DFL);
     body();
-    // Printed text may still be in a buffer, and the disk may be full.
+    // Flushes buffered output, because the disk may be full.
     if (std::fflush(stdout) != 0 || std::ferror(stdout))
       fail("standard output could not be written: ", errno ? std::strerror(errno) : "an earlier line was lost");
     return stopping_signal() ? 128 + stopping_signal() : 0;

@@ -80,7 +80,7 @@ std::string Profile::text(std::size_t rows) const {
         rest += ms;
         continue;
       }
-      // A reshape moves nothing, however large its tensor.
+      // A reshape moves no bytes, whatever the size of its tensor.
       std::string rate = ms <= 0                            ? ""
                          : r.flops > 0                      ? printed("%.0f GFLOP/s", r.flops / ms / 1e6)
                          : r.bytes > 0 && r.op != "reshape" ? printed("%.1f GB/s", r.bytes / ms / 1e6)

@@ -28,7 +28,7 @@ Settings recipe_of(const FitOptions& options, const Task& task, const Optimizer&
   return s;
 }
 
-// What the first line of the metrics tells besides the run's size: all that was asked for, by the options' names.
+// The settings in the first metrics line, by the names of the options.
 MetricFields recipe_fields(const Settings& settings, const std::string& optimizer, std::int64_t batch) {
   char host[256] = "localhost";
   gethostname(host, sizeof host - 1);

@@ -26,7 +26,7 @@ void check(const FitOptions& options, const FitData& data) {
            options.epochs);
 }
 
-// What this rank trains and evaluates of the data.
+// The part of the data that this rank trains on and evaluates.
 FitData share_of(Strategy& strategy, const FitData& given, OneBatch* one_batch, int accumulate) {
   BatchSource& train = one_batch ? *one_batch : given.train;
   const FitData mine{strategy.batches(train, accumulate), one_batch ? nullptr : given.validation,
@@ -43,7 +43,7 @@ FitData share_of(Strategy& strategy, const FitData& given, OneBatch* one_batch, 
   return mine;
 }
 
-// Where saved tensors go that are swapped out.
+// The mover for saved tensors that are swapped out.
 std::unique_ptr<Mover> mover_of(const FitOptions& options, Backend& backend) {
   if (options.swap == SwapMode::off) return nullptr;
   const bool of_gpu = options.scratch == "pinned" || options.scratch == "unified";
@@ -154,8 +154,8 @@ void Run::resume() {
 }
 
 void Run::begin() {
-  const auto checkpoints = save_checkpoints(*this);  // what it refuses comes first
-  // stop_on_signal() first: it says why the run stopped, and others write it.
+  const auto checkpoints = save_checkpoints(*this);  // its errors are reported first
+  // stop_on_signal() is first: it determines why the run stopped, and other callbacks write the reason.
   callbacks = {stop_on_signal(),     profile(*this),   write_exports(*this), write_metrics(*this),
                show_progress(*this), warn_of_doubts(), stop_early(),         checkpoints};
   if (one_batch) callbacks.push_back(overfit_batch());
@@ -265,7 +265,7 @@ void Run::finish() {
 }
 
 void Run::end_step() {
-  if (backend.records()) flat.count_writes(flat.all());  // a replay wrote to them, and told nobody
+  if (backend.records()) flat.count_writes(flat.all());  // a replay writes to them without counting
   if (step_ends) {
     position.step = strategy.steps(position.step + 1);
     position.batch = batch.index + 1;
@@ -277,8 +277,8 @@ void Run::end_step() {
   phase("step", false);
 }
 
-// The flag and the loss of a device are read every few steps, since reading waits for it. On the host they are read
-// every step.
+// The flag and the loss of a device are read every few steps, because reading waits for the device. On the host they
+// are read every step.
 bool Run::reads_step() const {
   if (!backend.records() || position.step % 16 == 0 || position.batch == batches_per_epoch() || steps_done_ == 1)
     return true;
@@ -342,7 +342,7 @@ void Run::evaluate() {
     evaluate_on(data.test, epoch.test_loss, epoch.test_accuracy);
   }
   phase("evaluation", false);
-  if (interrupted_) {  // a run that goes on begins with it
+  if (interrupted_) {  // a resumed run begins with it
     strategy.request_stop();
     stop(asked_why_.empty() ? "another rank was asked to stop" : asked_why_);
   }
@@ -361,14 +361,15 @@ void Run::check_finite() {
   const std::int64_t count = std::int64_t(state.step + state.skipped);
   if (const auto elsewhere = strategy.not_finite(state))
     give_up(*elsewhere, std::max<std::int64_t>(0, unread_ - 1 - (count - known_steps_)));
-  if (state.not_finite != 1) unread_ = 0, known_steps_ = count;  // otherwise the strategy will tell all ranks later
+  if (state.not_finite != 1) unread_ = 0, known_steps_ = count;  // otherwise the strategy reports it to all ranks later
 }
 
-// The step `back` steps before this one was not finite, and no update was applied since. Runs its batches again.
+// The step `back` steps before this one was not finite, and no update has been applied since. Runs its batches again to
+// find the operation.
 void Run::give_up(const std::string& elsewhere, std::int64_t back) {
   const std::string does_not_repeat = "running the batch again gave finite values only; the failure does not repeat";
-  Alone alone;          // each rank finds what it can, and ends where it finds it
-  memory_plan.reset();  // the step is run once more with all checks, in what memory it takes
+  Alone alone;          // each rank searches in its own batches and stops at the first operation that it finds
+  memory_plan.reset();  // the step runs again with all checks and without a memory limit
   const std::int64_t done = position.step - 1 - back;
   std::int64_t k = (batch.index / options.accumulate - back) * options.accumulate;
   position.step = done;
@@ -445,7 +446,7 @@ void Run::share_evaluation() {
 FitReport Run::end() {
   const Measures mine = strategy.end();
   if (report.stopped && nothing_left.empty() && !position.ended) {
-    // Of ranks that step by themselves each is at a batch of its own: where the run is, its steps say.
+    // Ranks that step independently are at different batches, so the position of the run is its number of steps.
     const std::int64_t step = strategy.steps(position.step);
     if (step != position.step || interrupted_ || !strategy.ranks().synchronous) position.step = step, locate(position);
   }

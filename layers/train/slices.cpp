@@ -22,7 +22,7 @@ std::vector<std::byte> gather_slices(const Tensor& mine, const Slice& slice, con
     if (from < bytes.size()) part += bytes.substr(from, piece);
     for (const std::string& theirs : strategy.gather(part, Strategy::Among::evaluating)) {
       std::int32_t i = -1;
-      if (theirs.size() < sizeof i) continue;  // a lost rank's
+      if (theirs.size() < sizeof i) continue;  // of a lost rank
       std::memcpy(&i, theirs.data(), sizeof i);
       require(i >= 0 && i < slice.count && theirs.size() - sizeof i <= begin_of(i + 1) - begin_of(i),
               "ranks write different parameters: they do not save the same thing");

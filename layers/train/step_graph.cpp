@@ -41,7 +41,7 @@ void StepGraph::operator()(const Batch& batch, bool eager) {
     cannot("every batch comes in other memory");
     return run(parts_.backward, parts_.update);
   }
-  recorded_backward_ = recorded_update_ = nullptr;  // gone before the next ones take memory
+  recorded_backward_ = recorded_update_ = nullptr;  // freed before the next graphs allocate memory
   recorded_backward_ = backend_.record(parts_.backward);
   if (parts_.update) recorded_update_ = backend_.record(parts_.update);
   key_ = key;

@@ -22,7 +22,7 @@ std::size_t memory_left(Backend& backend) {
 
 StepMemory step_memory(Module& model, const Tensor& images) {
   constexpr std::int64_t pictures = 2;          // batch norm needs two
-  constexpr std::size_t batches_under_way = 4;  // the one in use, the next, and what the loader has ready
+  constexpr std::size_t batches_under_way = 4;  // the one in use, the next, and those that the loader has prepared
   Shape shape = images.shape();
   shape[0] = pictures;
   const ModelSummary s = summary(model, shape, images.dtype());
@@ -31,7 +31,7 @@ StepMemory step_memory(Module& model, const Tensor& images) {
 }
 
 void require_memory(Module& model, const Batch& batch) {
-  // No model known keeps as much as this of a picture's own size, so most runs need not look closer.
+  // No known model saves more than this multiple of a picture's size, so most runs need no exact estimate.
   constexpr std::size_t most = 8192;
   const Tensor& images = batch.images;
   if (images.rank() < 2 || images.bytes() < memory_left(images.backend()) / most) return;

@@ -35,7 +35,7 @@ Task multi_label() {
     if (correct) {
       NoGrad off;
       const Variable zero(Tensor::zeros(targets.backend(), {1}, outputs.value().dtype()));
-      const Variable said(gt(outputs, zero).cast(targets.dtype()));  // 1 where the label is said to hold
+      const Variable said(gt(outputs, zero).cast(targets.dtype()));  // 1 where the label is predicted
       const Variable wrong = max(Variable(ne(said, Variable(targets)).cast(DType::f32)), {1});
       const Variable right = sum(scale(wrong, -1, 1)), before(correct->cast(DType::f32));
       correct->copy_from((before + reshape(right, Shape{1})).value().cast(DType::i32));

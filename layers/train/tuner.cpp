@@ -41,7 +41,7 @@ struct Trainer {
     labels = Tensor::of(backend, {batch}, y, DType::i32);
     for (Tensor& t : ahead) t = Tensor::like(images);
   }
-  double step(MemoryPlan& plan) {  // seconds beside the plan: of the update
+  double step(MemoryPlan& plan) {  // seconds of the update, which the plan does not include
     flat.zero_gradients();
     MemoryPlan::Step step(plan);
     flat.backward(cross_entropy((*model)(Variable(images)), labels));
@@ -54,7 +54,7 @@ struct Trainer {
   FlatParameters flat;
   SGD sgd;
   Tensor images, labels;
-  std::array<Tensor, 3> ahead;  // as many batches as a loader holds beside the one in use
+  std::array<Tensor, 3> ahead;  // as many batches as a loader holds in addition to the one in use
 };
 
 }  // namespace
@@ -133,7 +133,7 @@ std::vector<TunedBatch> tune(const RecordedStep& small, const RecordedStep& larg
     row.update = large.update;
     row.least = smallest_budget(row.record, o.means);
     if (row.least <= o.budget) row.choice = choose_memory(row.record, o.budget, o.means);
-    double backward = 0;  // the second half: from the first event that reads what was saved
+    double backward = 0;  // the second half: from the first event that reads a saved tensor
     int turn = int(row.record.events.size());
     for (const SavedRecord& s : row.record.saved)
       if (s.needed >= 0) turn = std::min(turn, s.needed);

@@ -22,23 +22,6 @@ using namespace tandem::cpu;
 
 namespace {
 
-struct Heap : Scratch {
-  std::multimap<std::size_t, void*> free;
-  std::map<void*, std::size_t> sizes;
-  void* take(std::size_t bytes) override {
-    if (auto it = free.lower_bound(bytes); it != free.end() && it->first <= 2 * bytes + 4096) {
-      void* p = it->second;
-      free.erase(it);
-      return p;
-    }
-    const std::size_t size = (bytes + 4095) / 4096 * 4096;
-    void* p = std::aligned_alloc(4096, size);
-    sizes[p] = size;
-    return p;
-  }
-  void give(void* p) override { free.emplace(sizes.at(p), p); }
-};
-
 // With one thread the time that thread was running, which other programs disturb little; else the wall's.
 double now(int threads) {
   if (threads == 1) {
@@ -88,7 +71,7 @@ void run(int threads, const char* only) {
     const ConvShape& s = l.shape;
     std::vector<T> x(s.x_numel(), T(0.5f)), y(s.y_numel(), T(0.25f)), dx(s.x_numel());
     std::vector<float> w(s.w_numel(), 0.1f), dw(s.w_numel());
-    Heap heap;
+    CachingAllocator heap(heap_memory());
     for (Pass pass : {Pass::forward, Pass::backward_data, Pass::backward_filter}) {
       if (l.first && pass == Pass::backward_data) continue;
       Convolution any(heap, threads);

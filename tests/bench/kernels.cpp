@@ -13,9 +13,7 @@
 #include <vector>
 
 #include "autograd/ops.h"
-#include "core/cpu/norm.h"
-#include "core/cpu/pool.h"
-#include "core/cpu/rows.h"
+#include "core/backend.h"
 #include "core/launch.h"
 
 using namespace tandem;
@@ -34,31 +32,34 @@ double median(std::vector<double> v) {
   return v[v.size() / 2];
 }
 
+std::unique_ptr<Backend> backend;
+
 template <class T>
-struct Array {
-  explicit Array(std::int64_t n)
-      : n(n), p(static_cast<T*>(std::aligned_alloc(4096, (n * sizeof(T) + 4095) / 4096 * 4096))) {
+struct Array : Tensor {
+  explicit Array(std::int64_t n) : Tensor(*backend, {n}, dtype_of<T>), p(write<T>()) {
     for (std::int64_t i = 0; i < n; i++) p[i] = static_cast<T>(static_cast<float>(i * 7 % 1001) / 500 - 1);
   }
-  ~Array() { std::free(p); }
-  Array(const Array&) = delete;
-  std::int64_t n;
   T* p;
 };
 
 volatile std::uint32_t sink;
 
-// One pass over memory: reads every word of `from`, and writes as many words to `to` as it has.
-void touch(std::initializer_list<const void*> from, void* to, std::size_t bytes) {
-  parallel_ranges(threads, static_cast<std::int64_t>(bytes / 4), 64, [&](std::int64_t begin, std::int64_t end) {
+// One pass over memory: reads every word of `from`, one or two arrays, and writes as many words to `to` as it has.
+struct Pass {
+  std::vector<const void*> from;
+  void* to;
+  std::size_t bytes;
+};
+void touch(const Pass& pass) {
+  parallel_ranges(threads, static_cast<std::int64_t>(pass.bytes / 4), 64, [&](std::int64_t begin, std::int64_t end) {
     std::uint32_t sum = 0;
-    const auto* first = static_cast<const std::uint32_t*>(*from.begin());
-    const auto* second = static_cast<const std::uint32_t*>(*(from.end() - 1));
-    auto* out = static_cast<std::uint32_t*>(to);
-    if (from.size() == 1 && !out) {
+    const auto* first = static_cast<const std::uint32_t*>(pass.from.front());
+    const auto* second = static_cast<const std::uint32_t*>(pass.from.back());
+    auto* out = static_cast<std::uint32_t*>(pass.to);
+    if (pass.from.size() == 1 && !out) {
 #pragma omp simd reduction(+ : sum)
       for (std::int64_t i = begin; i < end; i++) sum += first[i];
-    } else if (from.size() == 1) {
+    } else if (pass.from.size() == 1) {
 #pragma omp simd
       for (std::int64_t i = begin; i < end; i++) out[i] = first[i];
     } else if (!out) {
@@ -73,10 +74,10 @@ void touch(std::initializer_list<const void*> from, void* to, std::size_t bytes)
 }
 
 void row(const char* op, const char* type, const char* shape, const std::function<void()>& f,
-         const std::function<void()>& plain) {
+         const std::vector<Pass>& plain) {
   std::vector<double> a, b;
   for (int i = 0; i < repetitions + 2; i++) {
-    double ta = milliseconds(f), tb = milliseconds(plain);
+    double ta = milliseconds(f), tb = milliseconds([&] { std::for_each(plain.begin(), plain.end(), touch); });
     if (i >= 2) a.push_back(ta), b.push_back(tb);
   }
   auto best = [](const std::vector<double>& v) { return *std::min_element(v.begin(), v.end()); };
@@ -93,86 +94,61 @@ void norms(const char* type, const char* shape, std::int64_t rows, std::int64_t 
   Array<float> gamma(c), beta(c), mean(c), inverse(c), running(c), variance(c), dgamma(c), dbeta(c);
   NormShape s{rows, c};
   s.relu = true;
-  row(
-      "batch norm+relu", type, shape,
-      [&] {
-        cpu::batch_norm<T>(threads, s, x.p, nullptr, nullptr, gamma.p, beta.p, running.p, variance.p, y.p, mean.p,
-                           inverse.p);
-      },
-      [&] { touch({x.p}, nullptr, bytes), touch({x.p}, y.p, bytes); });
-  row(
-      "  +residual", type, shape,
-      [&] {
-        cpu::batch_norm<T>(threads, s, x.p, nullptr, residual.p, gamma.p, beta.p, running.p, variance.p, y.p, mean.p,
-                           inverse.p);
-      },
-      [&] {
-        touch({x.p}, nullptr, bytes), touch({x.p, residual.p}, y.p, bytes);
-      });
-  cpu::NormBackward<T> out;
-  out.dx = dx.p, out.dgamma = dgamma.p, out.dbeta = dbeta.p;
-  row(
-      "  backward", type, shape,
-      [&] { cpu::batch_norm_backward<T>(threads, s, x.p, nullptr, dy.p, gamma.p, beta.p, mean.p, inverse.p, out); },
-      [&] {
-        touch({x.p, dy.p}, nullptr, bytes), touch({x.p, dy.p}, dx.p, bytes);
-      });
-  out.dresidual = dy.p;
-  row(
-      "  backward +residual", type, shape,
-      [&] { cpu::batch_norm_backward<T>(threads, s, x.p, y.p, dy.p, gamma.p, beta.p, mean.p, inverse.p, out); },
-      [&] {
-        touch({x.p, dy.p}, nullptr, bytes), touch({y.p}, dy.p, bytes), touch({x.p, dy.p}, dx.p, bytes);
-      });
-  row(
-      "  inference", type, shape,
-      [&] { cpu::batch_norm_inference<T>(threads, s, x.p, nullptr, gamma.p, beta.p, mean.p, gamma.p, y.p); },
-      [&] { touch({x.p}, y.p, bytes); });
-  row(
-      "sum rows", type, shape, [&] { cpu::sum_rows<T>(threads, rows, c, dy.p, dbeta.p, false); },
-      [&] { touch({dy.p}, nullptr, bytes); });
+  auto forward = [&](const Tensor* added) {
+    backend->batch_norm(s, x, added, gamma, beta, running, variance, y, mean, inverse);
+  };
+  Backend::NormGradients out{.dx = &dx, .dgamma = &dgamma, .dbeta = &dbeta};
+  auto backward = [&](const Tensor* masked) {
+    backend->batch_norm_backward(s, x, masked, dy, gamma, beta, mean, inverse, out);
+  };
+  const Pass reads{{x.p}, nullptr, bytes}, writes_y{{x.p}, y.p, bytes}, reads_both{{x.p, dy.p}, nullptr, bytes},
+      writes_dx{{x.p, dy.p}, dx.p, bytes};
+  row("batch norm+relu", type, shape, [&] { forward(nullptr); }, {reads, writes_y});
+  row("  +residual", type, shape, [&] { forward(&residual); }, {reads, {{x.p, residual.p}, y.p, bytes}});
+  row("  backward", type, shape, [&] { backward(nullptr); }, {reads_both, writes_dx});
+  out.dresidual = &dy;
+  row("  backward +residual", type, shape, [&] { backward(&y); }, {reads_both, {{y.p}, dy.p, bytes}, writes_dx});
+  auto inference = [&] { backend->batch_norm_inference(s, x, nullptr, gamma, beta, mean, gamma, y); };
+  row("  inference", type, shape, inference, {writes_y});
+  const Pass reads_dy{{dy.p}, nullptr, bytes};
+  row("sum rows", type, shape, [&] { backend->sum_rows(dy, dbeta, false); }, {reads_dy});
 }
 
 template <class T>
 void pools(const char* type, const char* shape, PoolShape s) {
   const std::int64_t n = s.n * s.h * s.w * s.c, m = s.n * s.out_h() * s.out_w() * s.c;
   Array<T> x(n), y(m), dx(n), dy(m);
-  std::vector<std::uint8_t> argmax(m);
+  Array<std::uint8_t> argmax(m);
   const std::size_t bytes = n * sizeof(T), small = m * sizeof(T);
+  const Pass reads{{x.p}, nullptr, bytes}, writes_y{{x.p}, y.p, small}, writes_argmax{{x.p}, argmax.p, std::size_t(m)};
+  const std::vector<Pass> backward{{{dy.p}, nullptr, small}, {{x.p}, dx.p, bytes}};
+  auto max_pool = [&] { backend->max_pool(s, x, true, y, &argmax); };
+  row("max pool+relu", type, shape, max_pool, {reads, writes_y, writes_argmax});
   row(
-      "max pool+relu", type, shape, [&] { cpu::max_pool<T>(threads, s, x.p, true, y.p, argmax.data()); },
-      [&] { touch({x.p}, nullptr, bytes), touch({x.p}, y.p, small), touch({x.p}, argmax.data(), m); });
+      "  backward", type, shape, [&] { backend->max_pool_backward(s, dy, argmax, dx, false); }, backward);
+  row("average pool", type, shape, [&] { backend->average_pool(s, x, y); }, {reads, writes_y});
   row(
-      "  backward", type, shape, [&] { cpu::max_pool_backward<T>(threads, s, dy.p, argmax.data(), dx.p, false); },
-      [&] { touch({dy.p}, nullptr, small), touch({x.p}, dx.p, bytes); });
-  row(
-      "average pool", type, shape, [&] { cpu::average_pool<T>(threads, s, x.p, y.p); },
-      [&] { touch({x.p}, nullptr, bytes), touch({x.p}, y.p, small); });
-  row(
-      "  backward", type, shape, [&] { cpu::average_pool_backward<T>(threads, s, dy.p, dx.p, false); },
-      [&] { touch({dy.p}, nullptr, small), touch({x.p}, dx.p, bytes); });
+      "  backward", type, shape, [&] { backend->average_pool_backward(s, dy, dx, false); }, backward);
 }
 
 template <class T>
 void losses(const char* type, const char* shape, std::int64_t rows, std::int64_t classes) {
   Array<T> x(rows * classes), dx(rows * classes);
-  Array<float> p(rows * classes);
-  std::vector<std::int32_t> labels(rows);
-  for (std::int64_t r = 0; r < rows; r++) labels[r] = static_cast<std::int32_t>(r % classes);
+  Array<float> p(rows * classes), loss(1);
+  Array<std::int32_t> labels(rows);
+  for (std::int64_t r = 0; r < rows; r++) labels.p[r] = static_cast<std::int32_t>(r % classes);
   const std::size_t bytes = rows * classes * sizeof(T);
-  row(
-      "cross-entropy", type, shape,
-      [&] { cpu::cross_entropy<T>(threads, rows, classes, x.p, labels.data(), 0.1, p.p, nullptr); },
-      [&] { touch({x.p}, p.p, bytes); });
-  row(
-      "  backward", type, shape,
-      [&] { cpu::cross_entropy_backward<T>(threads, rows, classes, p.p, labels.data(), 0.1, 1.f, dx.p, false); },
-      [&] { touch({x.p}, dx.p, bytes); });
+  const Tensor logits = x.reshape({rows, classes});
+  Tensor gradient = dx.reshape({rows, classes});
+  const Pass writes_p{{x.p}, p.p, bytes}, writes_dx{{x.p}, dx.p, bytes};
+  auto forward = [&] { backend->cross_entropy(logits, labels, 0.1, loss, p, nullptr); };
+  auto backward = [&] { backend->cross_entropy_backward(p, labels, 0.1, loss, gradient, false); };
+  row("cross-entropy", type, shape, forward, {writes_p});
+  row("  backward", type, shape, backward, {writes_dx});
 }
 
 // b is stretched along some axes of a; a is read and y written once.
 void broadcasts() {
-  std::unique_ptr<Backend> backend = cpu_backend(threads);
   const struct {
     const char* name;
     Shape a, b;
@@ -189,28 +165,25 @@ void broadcasts() {
     const std::int64_t n = s.a.numel();
     Array<float> from(n), to(n);
     const bool both = s.b.numel() == n;
-    row(
-        "mul", "f32", s.name,
-        [&] {
-          NoGrad off;
-          a* b;
-        },
-        [&] {
-          both ? touch({a.value().raw(), from.p}, to.p, 4 * n) : touch({from.p}, to.p, 4 * n);
-        });
+    const std::size_t bytes = 4 * std::size_t(n);
+    auto product = [&] {
+      NoGrad off;
+      a* b;
+    };
+    Pass writes_y{{from.p}, to.p, bytes};
+    if (both) writes_y.from.push_back(a.value().raw());
+    row("mul", "f32", s.name, product, {writes_y});
     Variable y = a * b;
     const Tensor dy = Tensor::full(*backend, s.a, 1);
     // Reads dy, a and b, writes da and db.
-    row(
-        "  backward", "f32", s.name,
-        [&] {
-          GradientSlot slots[] = {GradientSlot(a.leaf()), GradientSlot(b.leaf())};
-          y.node()->backward(dy, slots);
-          a.zero_grad(), b.zero_grad();
-        },
-        [&] {
-          touch({dy.raw()}, to.p, 4 * n), touch({from.p, dy.raw()}, both ? to.p : nullptr, 4 * n);
-        });
+    auto gradients = [&] {
+      GradientSlot slots[] = {GradientSlot(a.leaf()), GradientSlot(b.leaf())};
+      y.node()->backward(dy, slots);
+      a.zero_grad();
+      b.zero_grad();
+    };
+    const Pass first{{dy.raw()}, to.p, bytes}, second{{from.p, dy.raw()}, both ? to.p : nullptr, bytes};
+    row("  backward", "f32", s.name, gradients, {first, second});
   }
 }
 
@@ -238,8 +211,10 @@ int main(int argc, char** argv) {
   if (argc > 2) repetitions = std::atoi(argv[2]);
   std::printf("%d threads, %d repetitions, ms    median: op    plain share   best: op    plain share\n", threads,
               repetitions);
+  backend = cpu_backend(threads);
   broadcasts();
   table<float>("f32");
   table<bf16>("bf16");
   norms<float>("f32", "128x32x32x16", 128 * 32 * 32, 16);
+  backend.reset();
 }

@@ -157,7 +157,7 @@ if wants server; then
   if unshare --ipc --uts --mount true 2>/dev/null; then
     rm -f "$there/ours"
     for ((turn = 0; turn < turns; turn++)); do
-      loopback() { env TANDEM_STRATEGY=asgd TANDEM_SERVERS=1 WORLD_SIZE=2 RANK="$1" MASTER_ADDR=127.0.0.1 MASTER_PORT=$port \
+      loopback() { env TANDEM_STRATEGY=asgd:servers=1 WORLD_SIZE=2 RANK="$1" MASTER_ADDR=127.0.0.1 MASTER_PORT=$port \
         TANDEM_TOKEN="$token" "${@:2}" "$build/bench_server" 10000000; }
       port=$((20000 + RANDOM % 10000)) token=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')
       loopback 1 unshare --ipc --uts --mount sh -c 'hostname elsewhere; mount -t tmpfs none /dev/shm; exec "$@"' sh &
@@ -187,7 +187,7 @@ if wants server; then
   rm -f "$there/ours" "$there/link"
   for ((turn = 0; turn < turns; turn++)); do
     link 2 1gbit
-    TANDEM_STRATEGY=asgd TANDEM_SERVERS=1 sh dist/lab/hosts.sh 2 1gbit -- "$build/bench_server" 4000000 | strip >>"$there/ours"
+    TANDEM_STRATEGY=asgd:servers=1 sh dist/lab/hosts.sh 2 1gbit -- "$build/bench_server" 4000000 | strip >>"$there/ours"
   done 2>"$there/errors"
   server server/1x2hosts "$(awk -v l="$(median_of "$there/link" 16777216)" 'BEGIN { print 16777216 / l }')" link
 fi

@@ -25,6 +25,8 @@
 #include <memory>
 #include <sstream>
 
+#include "autograd/recorder.h"
+#include "core/clock.h"
 #include "core/cpu/convolution.h"
 #include "core/launch.h"
 #include "core/random.h"
@@ -38,13 +40,12 @@ using namespace tandem;
 namespace {
 
 constexpr std::int64_t batch = 128;
-using Clock = std::chrono::steady_clock;
 
 template <class F>
 double milliseconds(const F& f) {
   auto begin = Clock::now();
   f();
-  return std::chrono::duration<double, std::milli>(Clock::now() - begin).count();
+  return 1e3 * seconds_since(begin);
 }
 
 double median(std::vector<double> v) {
@@ -107,8 +108,7 @@ struct Ours {
 
 // ---- the floor ------------------------------------------------------------------------------------------------------
 struct Layer {
-  ConvShape conv;  // kh = 0: a linear layer n × c_in → c_out
-  int times;
+  ConvShape conv;      // kh = 0: a linear layer n × c_in → c_out
   bool data_gradient;  // the first layer has none
 };
 struct Work {
@@ -117,84 +117,36 @@ struct Work {
   double parameters = 0;
 };
 
-Work work_of(const std::string& name, double parameters) {
-  Work w;
-  w.parameters = parameters;
-  auto conv = [&](std::int64_t h, std::int64_t in, std::int64_t out, int kernel_size, int stride, int pad, int times,
-                  bool dx = true) {
-    w.layers.push_back({{.n = batch,
-                         .h = h,
-                         .w = h,
-                         .c_in = in,
-                         .c_out = out,
-                         .kh = kernel_size,
-                         .kw = kernel_size,
-                         .stride_h = stride,
-                         .stride_w = stride,
-                         .pad_h = pad,
-                         .pad_w = pad},
-                        times,
-                        dx});
-  };
-  auto linear = [&](std::int64_t in, std::int64_t out) {
-    w.layers.push_back({{.n = batch, .c_in = in, .c_out = out, .kh = 0}, 1, true});
-  };
-  // batch norm + ReLU: x → y forward; x, dy → dx backward. Pooling over 2×2: x → y, dy → dx.
-  auto norm = [&](std::int64_t h, std::int64_t c, int times) { w.touched += 5.0 * double(batch * h * h * c) * times; };
-  // A residual: read forward; its gradient is written, and read again where the branches join.
-  auto residual = [&](std::int64_t h, std::int64_t c, int times) {
-    w.touched += 3.0 * double(batch * h * h * c) * times;
-  };
-  auto pool = [&](std::int64_t h, std::int64_t c) { w.touched += 2.5 * double(batch * h * h * c); };
-  if (name == "lenet5") {
-    conv(28, 1, 6, 5, 1, 2, 1, false);
-    pool(28, 6);
-    conv(14, 6, 16, 5, 1, 0, 1);
-    pool(10, 16);
-    linear(400, 120);
-    linear(120, 84);
-    linear(84, 10);
-  } else if (name == "smallcnn") {
-    conv(28, 1, 32, 3, 1, 1, 1, false);
-    pool(28, 32);
-    conv(14, 32, 64, 3, 1, 1, 1);
-    pool(14, 64);
-    linear(3136, 128);
-    linear(128, 10);
-  } else {
-    bool small = name == "resnet20";
-    std::vector<std::int64_t> width =
-        small ? std::vector<std::int64_t>{16, 32, 64} : std::vector<std::int64_t>{64, 128, 256, 512};
-    int blocks = small ? 3 : 2;
-    std::int64_t side = 32, in = width[0];
-    conv(32, 3, width[0], 3, 1, 1, 1, false);
-    norm(32, width[0], 1);
-    for (std::size_t s = 0; s < width.size(); s++) {
-      std::int64_t out = side / (s ? 2 : 1);
-      if (s) {
-        conv(side, in, width[s], 3, 2, 1, 1);
-        if (!small) conv(side, in, width[s], 1, 2, 0, 1), norm(out, width[s], 1);
-      }
-      conv(out, width[s], width[s], 3, 1, 1, 2 * blocks - (s ? 1 : 0));
-      norm(out, width[s], 2 * blocks);
-      residual(out, width[s], blocks);
-      side = out;
-      in = width[s];
-    }
-    linear(in, 10);
+Work work_of(Ours& ours) {
+  Work w{.parameters = double(ours.flat->parameters())};
+  NoGrad off;
+  Recorder recorder;
+  (*ours.model)(ours.images);
+  for (const Operation& o : recorder.operations) {
+    const Tensor& x = o.inputs[0];
+    const auto attribute = [&](const char* name, std::size_t i) { return std::int64_t(o.attribute(name, i)); };
+    if (o.op == "conv2d")
+      w.layers.push_back({{.n = x.size(0),
+                           .h = x.size(1),
+                           .w = x.size(2),
+                           .c_in = x.size(3),
+                           .c_out = o.output.size(3),
+                           .kh = attribute("window", 0),
+                           .kw = attribute("window", 1),
+                           .stride_h = attribute("stride", 0),
+                           .stride_w = attribute("stride", 1),
+                           .pad_h = attribute("padding", 0),
+                           .pad_w = attribute("padding", 1)},
+                          !w.layers.empty()});
+    if (o.op == "linear")
+      w.layers.push_back({{.n = x.size(0), .c_in = x.size(1), .c_out = o.output.size(1), .kh = 0}, true});
+    // Batch norm with ReLU: x → y forward; x, dy → dx backward. Its residual: read forward; its gradient is written,
+    // and read again where the branches join. Pooling over 2×2: x → y, dy → dx.
+    if (o.op == "batch_norm") w.touched += (o.inputs.size() > 3 ? 8 : 5) * double(x.numel());
+    if (o.op == "max_pool2d") w.touched += 2.5 * double(x.numel());
   }
   return w;
 }
-
-class Heap : public cpu::Scratch {
- public:
-  explicit Heap(Backend& b) : memory_(b.memory()) {}
-  void* take(std::size_t bytes) override { return memory_.take(bytes); }
-  void give(void* p) override { memory_.give(p); }
-
- private:
-  CachingAllocator& memory_;
-};
 
 struct Place {
   const Layer* layer;
@@ -208,23 +160,21 @@ template <class T>
 class Floor {
  public:
   Floor(Backend& backend, const Work& work)
-      : backend_(backend), work_(work), heap_(backend), library_(heap_, backend.threads()) {
+      : backend_(backend), work_(work), library_(backend.memory(), backend.threads()) {
     for (const Layer& layer : work_.layers) {
       const ConvShape& s = layer.conv;
       bool linear = s.kh == 0;
       std::int64_t nw = linear ? s.c_in * s.c_out : s.w_numel();
-      cpu::Convolution* fastest[3] = {};
-      for (int i = 0; i < layer.times; i++) {
-        Place p{&layer,
-                Tensor::full(backend, {linear ? s.n * s.c_in : s.x_numel()}, 0.5, dtype_of<T>),
-                Tensor::full(backend, {linear ? s.n * s.c_out : s.y_numel()}, 0.5, dtype_of<T>),
-                Tensor::full(backend, {nw}, 0.01),
-                Tensor::full(backend, {nw}, 0),
-                {}};
-        for (int pass = 0; pass < 3 && !linear && i == 0; pass++) fastest[pass] = choose(p, pass);
-        std::copy(fastest, fastest + 3, p.convolution);
-        places_.push_back(std::move(p));
-      }
+      Place p{&layer,
+              Tensor::full(backend, {linear ? s.n * s.c_in : s.x_numel()}, 0.5, dtype_of<T>),
+              Tensor::full(backend, {linear ? s.n * s.c_out : s.y_numel()}, 0.5, dtype_of<T>),
+              Tensor::full(backend, {nw}, 0.01),
+              Tensor::full(backend, {nw}, 0),
+              {}};
+      const auto same = std::find_if(places_.begin(), places_.end(), [&](auto& q) { return q.layer->conv == s; });
+      for (int pass = 0; pass < 3 && !linear; pass++)
+        p.convolution[pass] = same == places_.end() ? choose(p, pass) : same->convolution[pass];
+      places_.push_back(std::move(p));
     }
     step();
   }
@@ -253,31 +203,22 @@ class Floor {
 
   void run(Place& p, int pass, cpu::Convolution* c) {
     const ConvShape& s = p.layer->conv;
-    const T *x = p.x.data<T>(), *y = p.y.data<T>();
-    const float* w = p.w.data<float>();
-    if (s.kh == 0) {
-      if (pass == 0)
-        library_.linear_forward<T>(s.n, s.c_out, s.c_in, x, w, {}, nullptr, false, p.y.write<T>());
-      else if (pass == 1)
-        library_.linear_backward_data<T>(s.n, s.c_out, s.c_in, y, w, {}, p.x.write<T>(), false);
-      else
-        library_.linear_backward_weights<T>(s.n, s.c_out, s.c_in, x, y, p.dw.write<float>(), false);
-    } else if (pass == 0)
-      c->forward<T>(s, x, w, {}, p.y.write<T>(), {});
-    else if (pass == 1)
-      c->backward_data<T>(s, y, w, {}, p.x.write<T>(), false);
+    const auto which = cpu::Pass(pass);
+    T *x = p.x.write<T>(), *y = p.y.write<T>();
+    float* w = (which == cpu::Pass::backward_filter ? p.dw : p.w).write<float>();
+    if (s.kh == 0)
+      library_.linear<T>({which, cpu::OneDnn::linear_shape(s.n, s.c_out, s.c_in), x, w, y});
     else
-      c->backward_filter<T>(s, x, y, p.dw.write<float>(), false);
+      c->run<T>({which, s, x, w, y});
   }
 
   cpu::Convolution* choose(Place& p, int pass) {
-    const auto which =
-        std::array{cpu::Pass::forward, cpu::Pass::backward_data, cpu::Pass::backward_filter}[std::size_t(pass)];
-    cpu::Convolution probe(heap_, backend_.threads());
+    const auto which = cpu::Pass(pass);
+    cpu::Convolution probe(backend_.memory(), backend_.threads());
     cpu::Convolution* fastest = nullptr;
     double least = 1e30;
     for (cpu::Algorithm a : probe.applicable<T>(p.layer->conv, which)) {
-      auto c = std::make_unique<cpu::Convolution>(heap_, backend_.threads());
+      auto c = std::make_unique<cpu::Convolution>(backend_.memory(), backend_.threads());
       c->only(a);
       run(p, pass, c.get());
       double t = 1e30;
@@ -292,7 +233,6 @@ class Floor {
 
   Backend& backend_;
   Work work_;
-  Heap heap_;
   cpu::OneDnn library_;
   std::vector<std::unique_ptr<cpu::Convolution>> chosen_;
   std::vector<Place> places_;
@@ -420,8 +360,7 @@ void measure(Row& row, Backend& backend) {
     c.format = second_word(ready);
     steps.push_back(in_a_second(peers.back()->number("step 1")));
   }
-  const std::function<double()> floor =
-      floor_of(backend, work_of(row.name, double(ours.flat->parameters())), row.dtype);
+  const std::function<double()> floor = floor_of(backend, work_of(ours), row.dtype);
   const int floors = in_a_second(floor());
   const double before = calibration();
   for (int r = 0; r < row.rounds; r++) {

@@ -8,9 +8,8 @@
 
 #include "core/files/safetensors.h"
 #include "datasets/cifar.h"
-#include "datasets/gzip.h"
-#include "datasets/idx.h"
 #include "datasets/image.h"
+#include "datasets/mnist.h"
 #include "datasets/npy.h"
 #include "layers/train/options.h"
 #include "tests/fuzz/memory_source.h"
@@ -18,10 +17,10 @@
 namespace tandem::test {
 namespace {
 
-const Advice advice("get it again");
+const std::string remedy = "get it again";
 
 std::unique_ptr<ByteSource> source(const std::uint8_t* data, std::size_t size) {
-  return std::make_unique<MemorySource>(std::span(data, size), "input", advice);
+  return std::make_unique<MemorySource>(std::span(data, size), "input", remedy);
 }
 
 template <class Body>
@@ -48,18 +47,23 @@ Bytes with_checksums(Bytes b) {
   for (std::size_t at = 8; at + 12 <= b.size();) {
     const std::size_t length = word(at), end = at + 8 + length;
     if (end + 4 > b.size()) break;
-    std::uint32_t crc = ~0u;
-    for (std::size_t i = at + 4; i < end; i++) {
-      crc ^= b[i];
-      for (int k = 0; k < 8; k++) crc = (crc >> 1) ^ (crc & 1 ? 0xedb88320u : 0);
-    }
-    for (int k = 0; k < 4; k++) b[end + std::size_t(k)] = std::uint8_t(~crc >> (24 - 8 * k));
+    const std::uint32_t crc = crc32(std::span(b).subspan(at + 4, end - at - 4));
+    for (int k = 0; k < 4; k++) b[end + std::size_t(k)] = std::uint8_t(crc >> (24 - 8 * k));
     at = end + 4;
   }
   return b;
 }
 
 }  // namespace
+
+std::uint32_t crc32(std::span<const std::uint8_t> bytes) {
+  std::uint32_t crc = ~0u;
+  for (std::uint8_t b : bytes) {
+    crc ^= b;
+    for (int k = 0; k < 8; k++) crc = (crc >> 1) ^ (crc & 1 ? 0xedb88320u : 0);
+  }
+  return ~crc;
+}
 
 // ---- targets --------------------------------------------------------------------------------------------------------
 int fuzz_idx(const std::uint8_t* data, std::size_t size) {
@@ -68,7 +72,7 @@ int fuzz_idx(const std::uint8_t* data, std::size_t size) {
 }
 
 int fuzz_cifar(const std::uint8_t* data, std::size_t size) {
-  for (const CifarLayout& layout : {CifarLayout::cifar10(), CifarLayout::cifar100(CifarLabels::fine)})
+  for (const CifarLayout& layout : {CifarLayout{{10}}, CifarLayout{{20, 100}, 1}})
     take_or_refuse([&] {
       const std::int64_t n = std::int64_t(std::clamp<std::size_t>(size / 3073, 1, 8));
       Bytes pixels(std::size_t(n) * 3072);

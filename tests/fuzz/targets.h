@@ -4,6 +4,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -27,6 +28,7 @@ struct FuzzTarget {
 };
 const std::vector<FuzzTarget>& fuzz_targets();
 
+std::uint32_t crc32(std::span<const std::uint8_t> bytes);  // of gzip and PNG
 // Small files in each format of pictures; the JPEG and the grey PNM have one channel.
 Bytes small_jpeg(), cmyk_jpeg(), small_png(), small_bmp(), small_pnm(bool grey);
 // An .npy file of the given version of the format.

@@ -1,5 +1,4 @@
-// What only a GPU can tell, for `make gpu-check STAGE=ops|train|bench|memory` (tests/gpu_check.sh). Prints one table
-// (table.h).
+// What only a GPU can tell, for `make gpu-check` (tests/gpu/run.sh). Prints one table (table.h).
 //   ops    every row of the op table, convolutions, products, optimizers and batches against the host; all of it twice;
 //          what several ranks stand on
 //   touch  the same work once, compared with nothing: for compute-sanitizer

@@ -1,5 +1,5 @@
 #include "examples/course/check.h"
-#include "dist/strategies/daso_schedule.h"
+#include "dist/strategies/daso.h"
 #include BODY
 
 using namespace tandem;
@@ -52,10 +52,10 @@ void local_steps_are_right(Communicator& ranks) {
   }
 }
 
-std::string letters(int last, const std::function<Turn(int)>& turn) {
+std::string letters(int last, const std::function<course::Turn(int)>& turn) {
   std::string text;
   for (int b = 0; b <= last; b++) {
-    const Turn t = turn(b);
+    const course::Turn t = turn(b);
     text += t.blocks && !t.sends ? '?'
             : t.blocks           ? (t.merges ? 'B' : 'b')
             : t.sends            ? (t.merges ? 'x' : 's')
@@ -69,10 +69,10 @@ void turns_are_right() {
   for (const auto& [B, W] : {std::pair{0, 0}, {1, 1}, {2, 1}, {4, 1}, {4, 0}, {4, 3}, {4, 4}, {8, 2}})
     for (int last : {8, 9, 12, 15}) {
       DasoSchedule schedule({.B = B, .W = W, .warm_up = 0, .cool_down = 0});
-      schedule.begin_epoch(0, 1);
+      schedule.begin_epoch(0, {});
       const std::string right = letters(last, [&](int b) {
-        const auto t = schedule.next(b, last);
-        return Turn{t.sends, t.blocks, t.merges};
+        const auto t = schedule.next({.batch = b, .last = last});
+        return course::Turn{t.sends, t.waits, t.merges};
       });
       const std::string yours = letters(last, [&](int b) { return turn_after(b, last, B, W); });
       expect(yours == right,

@@ -38,8 +38,8 @@ class Checkpoints : public Callback {
   }
 
  private:
-  // Ranks that write slices together decide as their first does: an asynchronous strategy may tell what is known to
-  // that one alone.
+  // Ranks that write slices together use the decision of their first rank, because an asynchronous strategy may give
+  // the result to that rank only.
   static bool first_says(Run& run, bool mine) {
     if (run.flat.slice().count == 1 || !run.strategy.ranks().evaluates) return mine;
     return !run.strategy.gather(mine ? "yes" : "", Strategy::Among::evaluating)[0].empty();

@@ -20,7 +20,7 @@ class Exports : public Callback {
     if (!run.first_rank) return;
     files_ = run.options.import_export;
     if (!(files_.export_torch + files_.export_onnx).empty()) picture_ = picture_of(run.data.train);
-    // The graph of a model that is cut over ranks is that of no whole model before the end.
+    // The graph of a model that is divided over ranks is complete only at the end.
     if (!files_.export_onnx.empty() && run.flat.slice().count == 1) onnx_of(run.model, run.backend, picture_);
     check_replaceable("--export-torch", files_.export_torch, "\"producer\":\"tandem\"", "an earlier export");
     check_replaceable("--export-onnx", files_.export_onnx, "\x12\x06tandem", "an earlier export");  // producer_name

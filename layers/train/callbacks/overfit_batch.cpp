@@ -7,8 +7,8 @@
 namespace tandem {
 namespace {
 
-// FitOptions::overfit_batch: stops when the loss of the one batch is near zero, and says at the end whether the model
-// learns.
+// FitOptions::overfit_batch: stops when the loss of the one batch is near zero, and reports at the end whether the
+// model learns.
 class OverfitBatch : public Callback {
  public:
   bool reads_step(const Run&) const override { return true; }
@@ -24,8 +24,8 @@ class OverfitBatch : public Callback {
   }
 
  private:
-  // Prints what the steps tell. Throws Error unless that is that the model learns.
-  // `right`: the share of the pictures that the last step had right; with label smoothing the loss alone stays high.
+  // Prints the result. Throws Error if the model does not learn.
+  // `right`: the share of correct pictures in the last step; with label smoothing the loss alone stays high.
   static void check(double first, double last, double right, std::int64_t took, bool all) {
     const bool unknown = took == 0 || first < OneBatch::near_zero;
     const bool learns =

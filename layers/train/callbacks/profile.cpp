@@ -13,7 +13,7 @@
 namespace tandem {
 namespace {
 
-// What training keeps beside parameters and gradients.
+// The memory that training uses in addition to parameters and gradients.
 TrainingState state_of(const Run& run) {
   TrainingState s{run.optimizer.name()};
   for (const auto& [name, vector] : run.optimizer.vectors()) s.bytes += vector.bytes();
@@ -98,7 +98,7 @@ class ShowSteps : public Callback {
     std::vector<std::string> others;
     if (!options_.trace.empty() && run.strategy.size() > 1) {
       others = run.strategy.gather(run.first_rank ? "" : trace_->events(clock_.ns));
-      std::erase(others, "");  // rank 0's, and those of ranks that were lost
+      std::erase(others, "");  // rank 0's, and those entries of lost ranks
     }
     if (!options_.trace.empty() && run.first_rank)
       current_ >= first_ ? trace_->write(options_.trace, others) : nothing("--trace", options_.trace);

@@ -28,7 +28,7 @@ std::string text_of(const Run& run) {
   return shares + lr + " → " + digits(scaled(options.lr_scale, rate, c.times)) + " (" + name_of(options.lr_scale) + ")";
 }
 
-// One line that renews itself ten times a second on a terminal; otherwise a line an epoch. On stderr, of rank 0.
+// On a terminal, one line that is updated ten times a second; otherwise one line per epoch. Rank 0 prints it on stderr.
 class Progress : public Callback {
  public:
   explicit Progress(const Run& run) : on_(run.options.progress && run.first_rank), terminal_(on_ && isatty(2)) {}

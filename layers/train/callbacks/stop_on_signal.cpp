@@ -10,9 +10,9 @@ namespace tandem {
 namespace {
 
 // Ctrl-C, SIGTERM and a terminal that is closed (SIGHUP) ask for a stop at the next step; a second one ends the program
-// at once. So do the warnings of batch systems, which may come again.
+// at once. Warnings of batch systems do the same, and may be repeated.
 // Ranks may be threads of one process: a signal stops them all. A program whose training has failed gets some seconds
-// to take down its connections and to print the error: the launcher's SIGTERM comes meanwhile.
+// to close its connections and to print the error, because the launcher's SIGTERM arrives at that time.
 std::atomic<int> stop_signal = 0, stopped_by = 0;
 // A signal that comes after this time ends the program; 0: the next one asks for a stop
 std::atomic<double> ends_after = 0;
@@ -20,7 +20,7 @@ static_assert(std::atomic<int>::is_always_lock_free && std::atomic<double>::is_a
               "a handler may use them");
 constexpr double to_print_the_error = 3;  // seconds
 
-double now() {  // what a handler may call
+double now() {  // may be called in a signal handler
   timespec t{};
   clock_gettime(CLOCK_MONOTONIC, &t);
   return double(t.tv_sec) + 1e-9 * double(t.tv_nsec);
@@ -42,7 +42,7 @@ class StopOnSignal : public Callback {
     for (auto& [number, before] : handled_) {
       struct sigaction present {};
       sigaction(number, &action, &present);
-      if (present.sa_handler != handle) before = present;                     // a training that failed has left ours
+      if (present.sa_handler != handle) before = present;                     // a failed training has left our handler
       if (before.sa_handler == SIG_IGN) sigaction(number, &before, nullptr);  // in the background, under nohup
     }
   }
@@ -84,7 +84,8 @@ class StopOnSignal : public Callback {
   static inline Handled handled_[] = {{SIGINT, {}},  {SIGTERM, {}}, {SIGHUP, {}},
                                       {SIGUSR1, {}}, {SIGUSR2, {}}, {SIGXCPU, {}}};
   static inline std::mutex mutex_;
-  static inline int trainings_ = 0;  // in this process, now: the first takes the signals, the last gives them back
+  // Trainings that run in this process: the first installs the handlers, the last restores them
+  static inline int trainings_ = 0;
   bool failed_ = false;
 };
 

@@ -6,15 +6,15 @@
 namespace tandem {
 namespace {
 
-// Whether this is the accuracy of guessing among so many classes: less than three standard errors above 1/classes. With
-// few pictures this cannot be decided: when these are more than a third of it.
+// Whether this is the accuracy of guessing among this number of classes: less than three standard errors above
+// 1/classes. With few pictures this cannot be decided: when these are more than a third of it.
 bool guesses(const MetricSums& trained, std::int64_t classes) {
   if (classes < 2 || trained.samples < 1) return false;
   const double p = 1 / double(classes), error = std::sqrt(p * (1 - p) / trained.samples);
   return 3 * error < p / 3 && trained.correct / trained.samples < p + 3 * error;
 }
 
-// With a batch that grows with the ranks, fewer steps than these were measured to end below one machine
+// With a batch that grows with the ranks, runs with fewer steps were measured to be less accurate than one machine
 // (dist/REFERENCE.md).
 constexpr double few_steps = 600;
 

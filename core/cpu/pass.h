@@ -1,4 +1,4 @@
-// What the convolutions borrow from their backend: memory for the length of a call, and lanes to work in.
+// One pass of a convolution as its algorithms receive it, and how its work is shared among threads.
 #pragma once
 #include <atomic>
 #include <cstddef>
@@ -6,40 +6,12 @@
 #include <numeric>
 #include <vector>
 
+#include "core/cpu/simd.h"
+#include "core/memory.h"
+#include "core/shape.h"
 #include "core/team.h"
 
 namespace tandem::cpu {
-
-// Memory aligned to 64 bytes, from the backend's caching allocator. Called from one thread at a time.
-class Scratch {
- public:
-  virtual ~Scratch() = default;
-  virtual void* take(std::size_t bytes) = 0;
-  virtual void give(void* block) = 0;
-  virtual bool may_keep() const { return true; }  // beyond a call
-};
-
-// One block of scratch, given back at the end of the scope. `carve` cuts it into 64-byte aligned pieces, front to back.
-class Block {
- public:
-  Block(Scratch& scratch, std::size_t bytes)
-      : scratch_(scratch), data_(static_cast<std::byte*>(scratch.take(bytes + 64))) {}
-  ~Block() { scratch_.give(data_); }
-  Block(const Block&) = delete;
-  Block& operator=(const Block&) = delete;
-  std::byte* data() { return data_; }
-  template <class T>
-  T* carve(std::size_t count) {
-    T* piece = reinterpret_cast<T*>(data_ + used_);
-    used_ += (count * sizeof(T) + 63) / 64 * 64;
-    return piece;
-  }
-
- private:
-  Scratch& scratch_;
-  std::byte* data_;
-  std::size_t used_ = 0;
-};
 
 // Σ and Σ² of a result's channels, taken while it is in registers: what batch norm would read all of it for. Each
 // piece of work has its own part, so that threads do not share memory. Each part is summed relative to its first value,
@@ -73,7 +45,46 @@ struct Epilogue {
 struct WeightKey {
   const void* owner = nullptr;
   std::uint64_t count = 0;
+  bool operator==(const WeightKey&) const = default;
 };
+
+enum class Pass { forward, backward_data, backward_filter };
+
+// Forward writes y = relu?(conv(x, w) + bias), the data gradient x, the filter gradient w; the other two are read. Each
+// of x, w and y is the tensor or its gradient; parameters are always float. Pictures x[n, h, w, c_in], filters
+// w[c_out, kh, kw, c_in / groups], results y[n, out_h, out_w, c_out].
+template <class T>
+struct ConvCall {
+  Pass pass;
+  ConvShape s;
+  T* x;
+  float* w;
+  T* y;
+  WeightKey key = {};      // of w
+  bool add = false;        // to the gradient that is there; else its old contents are not read
+  Epilogue epilogue = {};  // of a forward pass
+};
+
+// body(first, count) for every vector of n elements, the last of which may be short.
+template <class Body>
+void in_vectors(int threads, std::int64_t n, const Body& body) {
+  const int parts = n < 65536 ? 1 : threads;
+  in_parts(parts, [&](int part) {
+    std::int64_t i = n / VL * part / parts * VL;
+    const std::int64_t end = part == parts - 1 ? n : n / VL * (part + 1) / parts * VL;
+    for (; i + VL <= end; i += VL) body(i, VL);
+    if (i < end) body(i, int(end - i));
+  });
+}
+
+// to[i] (+)= from[i], from one type to another.
+template <class From, class To>
+void convert(int threads, const From* from, To* to, std::int64_t n, bool add = false) {
+  in_vectors(threads, n, [=](std::int64_t i, int lanes) {
+    const vf v = load(from + i, lanes);
+    store(to + i, add ? load(to + i, lanes) + v : v, lanes);
+  });
+}
 
 // body(item, lane) for items in [0, items), dealt out as lanes become free: for items whose results do not meet.
 template <class Body>
