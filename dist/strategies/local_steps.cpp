@@ -105,7 +105,7 @@ struct Outer : EveryH {
   }
   bool acts_alone() const override { return true; }
   void saved(StrategyState& state) override {
-    if (how_.momentum > 0) state.vector("momentum", m);
+    if (how_.momentum > 0 && m.defined()) state.vector("momentum", m);
   }
 };
 
