@@ -37,7 +37,7 @@ struct NormShape {
   bool relu = false;
 };
 
-// What is wanted of a batch norm's gradient. Each may be null; dresidual may be dy itself (in place).
+// The requested parts of a batch norm's gradient. Each may be null; dresidual may be dy itself (in place).
 template <class Picture, class Parameter>
 struct NormOutputs {
   Picture *dx = nullptr, *dresidual = nullptr;

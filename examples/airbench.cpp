@@ -129,7 +129,7 @@ int main(int argc, char** argv) {
     auto backend = make_backend(o);
     const Dataset data = load_dataset("cifar-10", o.data);
     const Pictures training = split(data.train, o.val, o.fit.seed).first;
-    // Of pictures made on the spot a few will do: six looks at 10,000 of them take a CPU minutes.
+    // 200 synthetic pictures are enough: evaluating 10,000 of them six times takes minutes on a CPU.
     const Pictures test = o.data == "synthetic" ? split(data.test, 200, o.fit.seed).second : data.test;
     const Looks looks(test, {.batch = std::min<std::int64_t>(2000, test.count()), .dtype = o.dtype, .shuffle = false},
                       *backend);

@@ -22,7 +22,7 @@ struct HalfWay : RoundMethod {
   }
 };
 
-// What --strategy NAME means: null where the name is not ours.
+// Makes the strategy of this name; null for other names.
 StrategyMaker half_way_named(const std::string& name) {
   if (name != "half-way") return {};
   return [] {

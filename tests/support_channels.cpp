@@ -140,7 +140,7 @@ class InProcessChannel : public Channel {
   bool sent() const override {
     std::lock_guard lock(hub_->mutex);
     for (int r = 0; r < size(); r++)
-      if (sends_to(r) && !(forgives_ && hub_->of(r).left)) return false;
+      if (sends_to(r) && !(tolerates_losses_ && hub_->of(r).left)) return false;
     return true;
   }
 
@@ -150,7 +150,7 @@ class InProcessChannel : public Channel {
     {
       std::lock_guard lock(hub_->mutex);
       check();
-      for (int r = 0; r < size() && !forgives_; r++)
+      for (int r = 0; r < size() && !tolerates_losses_; r++)
         if (hub_->of(r).left && sends_to(r))
           throw CommunicationError(r, name(rank_) + " sends a message to " + name(r) + ", which has left");
       if (!receiver_.place) return false;

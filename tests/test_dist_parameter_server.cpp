@@ -228,7 +228,7 @@ TEST(ParameterServer, ASlowEvaluationKillsNobody) {
     ParameterServerOptions options = by(how);
     std::vector<std::string> told;
     options.deadline = 0.4, options.patience = 0.5,
-    options.tells = [&](const std::string& text) { told.push_back(text); };
+    options.notify = [&](const std::string& text) { told.push_back(text); };
     const auto runs = on_ranks(3, options, {.slow = 1.2});
     const bool repeats = how == "bsp";
     EXPECT_TRUE(!repeats || runs[0].weights == on_ranks(3, by(how))[0].weights) << "a batch was trained twice, or none";

@@ -51,11 +51,11 @@ Buffer whole(Tensor& t) { return {t.raw_write(), t.numel(), t.dtype()}; }
 // One rank of a server, with its vectors in host memory.
 struct Rank {
   explicit Rank(std::unique_ptr<Channel> channel, std::int64_t numel = n, double deadline = 30,
-                ServerNode::Tells tells = {})
+                ServerNode::Notify notify = {})
       : weights(Tensor::zeros(*backend, {numel})),
         buffers(Tensor::zeros(*backend, {64})),
         gradient(Tensor::full(*backend, {numel}, 1)),
-        node(std::move(channel), deadline, std::move(tells)) {}
+        node(std::move(channel), deadline, std::move(notify)) {}
   void begin(ServerOptions options, WorkLeases leases) {
     if (!options.learning_rate) options.learning_rate = [](std::int64_t) { return 1.0; };
     node.begin(whole(weights), whole(buffers), std::vector<float>(std::size_t(weights.numel() / 64), 1.f),

@@ -26,7 +26,7 @@ enum class Algorithm { winograd, direct, onednn, widened };
 const char* name_of(Algorithm);
 const char* name_of(Pass);
 
-// What was chosen for one shape, and what it was chosen from.
+// The algorithm chosen for one shape, and the candidates.
 struct Choice {
   ConvShape shape;
   Pass pass;

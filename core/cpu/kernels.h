@@ -12,7 +12,7 @@ inline WeightKey key_of(In<float> w) {
   return &w.tensor->writes() == w.tensor->storage()->whole() ? WeightKey{} : state_of(*w.tensor);
 }
 
-// What the kernels of a backend share.
+// The data that all kernels of a backend share.
 struct Shared {
   int threads;
   Convolution convolution;

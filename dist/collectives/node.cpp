@@ -108,12 +108,12 @@ class NodeCommunicator : public QueuedCommunicator {
   void rest() override {
     ControlBlock& mine = control_blocks_[rank_];
     const std::uint32_t doorbell = mine.doorbell.load();
-    if (doorbell == heard_) {
+    if (doorbell == doorbell_seen_) {
       mine.sleeping.fetch_add(1);
       if (!front_arrived()) futex_wait(mine.doorbell, doorbell, 5);
       mine.sleeping.fetch_sub(1);
     }
-    heard_ = mine.doorbell.load();
+    doorbell_seen_ = mine.doorbell.load();
   }
   void wake() override { ring(control_blocks_[rank_]); }
   Traffic traffic() const override { return {bytes_ + base_->traffic().bytes, "shared memory"}; }
@@ -237,7 +237,7 @@ class NodeCommunicator : public QueuedCommunicator {
   std::byte* slots_;
   std::vector<SharedSegment> segments_;
   std::uint64_t sequences_ = 0, uses_ = 0, bytes_ = 0;
-  std::uint32_t number_ = 0, heard_ = 0;
+  std::uint32_t number_ = 0, doorbell_seen_ = 0;
   bool wait_reported_ = false;  // this rank's wait was reported to the others
 };
 

@@ -113,36 +113,38 @@ Rendezvous::~Rendezvous() {
 // The nonce of a local job is a secret, because no byte of it has left the host.
 std::string Rendezvous::token() const { return token_.empty() ? hex(membership_.nonce) : token_; }
 
-void Rendezvous::host(const std::vector<std::string>& hosts, const RendezvousOptions& options) {
-  HandshakeListener& listener = listener_->listener;
+// Sends the text to all connected ranks, which fail with it too.
+void Rendezvous::give_up(const std::string& text) {
+  for (int fd : connections_)
+    if (fd >= 0) try {
+        send_frame(fd, "!" + text, 1);
+      } catch (const Error&) {  // the connection is closed, which also informs it
+      }
+  fail(text);
+}
+
+// Fails with the ranks that have not connected. hosts: of all ranks, or empty.
+void Rendezvous::give_up_missing(const std::vector<std::string>& hosts, const std::vector<std::string>& addresses) {
+  std::string absent, present;
+  for (std::size_t r = 0; r < addresses.size(); r++)
+    if (r > 0 && connections_[r] < 0)
+      absent += (absent.empty() ? "" : ", ") + std::to_string(r) +
+                (hosts.size() == addresses.size() ? " on " + hosts[r] : "");
+    else
+      present += (present.empty() ? "" : ", ") + std::to_string(r) + (r ? " from " + addresses[r] : "");
+  give_up("after " + digits(deadlines_.start) + " s these ranks are missing: " + absent + " (here: " + present +
+          "). TANDEM_START_TIMEOUT gives them longer");
+}
+
+// Waits until all ranks have connected. Returns their addresses; rank 0's is empty.
+std::vector<std::string> Rendezvous::accept_all(const std::vector<std::string>& hosts, double until) {
   std::vector<std::string> addresses(std::size_t(place_.size));
-  int missing = place_.size - 1;
-  const double until = now() + deadlines_.start;
-  auto give_up = [&](const std::string& text) {
-    for (int fd : connections_)
-      if (fd >= 0) try {
-          send_frame(fd, "!" + text, 1);
-        } catch (const Error&) {  // the connection is closed, which also informs it
-        }
-    fail(text);
-  };
-  while (missing > 0) {
-    if (now() > until) {
-      std::string absent, present;
-      for (int r = 0; r < place_.size; r++)
-        if (r > 0 && connections_[std::size_t(r)] < 0)
-          absent += (absent.empty() ? "" : ", ") + std::to_string(r) +
-                    (hosts.size() == std::size_t(place_.size) ? " on " + hosts[std::size_t(r)] : "");
-        else
-          present +=
-              (present.empty() ? "" : ", ") + std::to_string(r) + (r ? " from " + addresses[std::size_t(r)] : "");
-      give_up("after " + digits(deadlines_.start) + " s these ranks are missing: " + absent + " (here: " + present +
-              "). TANDEM_START_TIMEOUT gives them longer");
-    }
+  for (int missing = place_.size - 1; missing > 0;) {
+    if (now() > until) give_up_missing(hosts, addresses);
     for (std::size_t r = 1; r < addresses.size(); r++)
       if (connections_[r] >= 0 && hung_up(connections_[r]))
         give_up("rank " + std::to_string(r) + ", from " + addresses[r] + ", ended before all ranks had come");
-    for (const HandshakeListener::Accepted& accepted : listener.wait(0.2)) {
+    for (const HandshakeListener::Accepted& accepted : listener_->listener.wait(0.2)) {
       const auto rank = std::size_t(accepted.rank);
       std::string refusal;
       if (accepted.ranks != place_.size)
@@ -161,6 +163,12 @@ void Rendezvous::host(const std::vector<std::string>& hosts, const RendezvousOpt
       missing--;
     }
   }
+  return addresses;
+}
+
+void Rendezvous::host(const std::vector<std::string>& hosts, const RendezvousOptions& options) {
+  const double until = now() + deadlines_.start;
+  std::vector<std::string> addresses = accept_all(hosts, until);
   // A rank on this host has connected through the loopback interface, which other hosts cannot reach.
   std::string mine = "127.0.0.1";
   for (std::size_t r = connections_.size(); r-- > 1;)

@@ -48,7 +48,7 @@ struct JoinRequest {
   static JoinRequest from(const std::string& text);  // throws Error
 };
 
-// What a rank contributes. Its defaults are for tests.
+// The part of one rank in the rendezvous. The defaults are for tests.
 struct RendezvousOptions {
   bool goes_on = false;           // the port stays open for ranks that rejoin (take_listener())
   std::uint64_t incarnation = 0;  // above 0: this process rejoins a running job,
@@ -84,6 +84,9 @@ class Rendezvous {
     bool local() const { return text.starts_with("@"); }
   };
   Address address(const Variables& variables);
+  [[noreturn]] void give_up(const std::string& text);
+  [[noreturn]] void give_up_missing(const std::vector<std::string>& hosts, const std::vector<std::string>& addresses);
+  std::vector<std::string> accept_all(const std::vector<std::string>& hosts, double until);
   void host(const std::vector<std::string>& hosts, const RendezvousOptions& options);
   void join(const Address& address, const RendezvousOptions& options);
   Place place_;

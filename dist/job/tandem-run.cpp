@@ -523,8 +523,8 @@ class Launch {
       if (r.running) names += (names.empty() ? "rank " : ", rank ") + std::to_string(r.number) + " on " + r.host;
     return names;
   }
-  void kill_all(bool tells) {  // tells: reports that they were asked to stop and did not
-    if (tells && !std::exchange(told_kill_, true) && !running().empty())
+  void kill_all(bool reports) {  // reports: says that they were asked to stop and did not
+    if (reports && !std::exchange(reported_kill_, true) && !running().empty())
       std::fprintf(stderr, "tandem-run: 30 s after they were asked to stop, these still run and are killed: %s\n",
                    running().c_str());
     signal_all(SIGKILL);
@@ -548,14 +548,14 @@ class Launch {
       }
     if (asked) return 128 + asked;
     // After SIGKILL the last line is not about the failure: a rank cannot report it.
-    const bool told = !first->last.empty() && !(WIFSIGNALED(first->status) && WTERMSIG(first->status) == SIGKILL);
+    const bool has_line = !first->last.empty() && !(WIFSIGNALED(first->status) && WTERMSIG(first->status) == SIGKILL);
     std::fprintf(stderr, "tandem-run: rank %d on %s failed first: it %s%s%s\n", first->number, first->host.c_str(),
-                 first->how().c_str(), told ? ": " : "", told ? first->last.c_str() : "");
+                 first->how().c_str(), has_line ? ": " : "", has_line ? first->last.c_str() : "");
     return WIFSIGNALED(first->status) ? 128 + WTERMSIG(first->status) : WEXITSTATUS(first->status);
   }
 
   Command c_;
-  bool told_kill_ = false;
+  bool reported_kill_ = false;
   std::vector<Rank> ranks_;
   std::string job_;
   bool goes_on_ = false;  // the job continues without lost ranks other than 0

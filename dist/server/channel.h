@@ -64,7 +64,7 @@ class Channel {
                     std::shared_ptr<const void> keep = {}) = 0;
   virtual bool sent() const = 0;  // no message is on its way out of this rank's memory
   // From now on it is no error if a rank has left while this rank still sends to it.
-  void forgive() { forgives_ = true; }
+  void tolerate_losses() { tolerates_losses_ = true; }
   std::int64_t bytes_sent() const { return bytes_sent_; }  // to others; any thread
 
   virtual bool progress() = 0;  // true if a message has arrived. Throws CommunicationError
@@ -88,7 +88,7 @@ class Channel {
   };
   std::optional<Place> place_of(const void* p) const;  // in this rank's shared memory
 
-  bool forgives_ = false;
+  bool tolerates_losses_ = false;
   std::atomic<std::int64_t> bytes_sent_{0};
 
  private:

@@ -22,8 +22,8 @@ std::string text_of(std::span<const std::byte> message) {
 
 }  // namespace
 
-ServerNode::ServerNode(std::unique_ptr<Channel> channel, double deadline, Tells tells, double patience)
-    : deadline_(deadline), patience_(patience), tells_(std::move(tells)), channel_(std::move(channel)) {
+ServerNode::ServerNode(std::unique_ptr<Channel> channel, double deadline, Notify to_user, double patience)
+    : deadline_(deadline), patience_(patience), notify_(std::move(to_user)), channel_(std::move(channel)) {
   if (rank() == 0) coordinator_ = std::make_unique<Coordinator>(*channel_);
   channel_->on_message(
       {.place = [this](int from, const MessageHeader& h, std::size_t bytes) { return place(from, h, bytes); },
@@ -146,11 +146,11 @@ void ServerNode::finish(Buffer parameters, Buffer buffers) {
     ask();
     pull(parameters, buffers);
   }
-  post([this] { channel_->forgive(); });
+  post([this] { channel_->tolerate_losses(); });
   post_message(message::Bye{});
   wait("the others to end", [&] { return ended_; });
 }
-bool ServerNode::is_first_of_what_is_left() const {
+bool ServerNode::is_first_survivor() const {
   // After a failure the member's thread has ended, and this thread may use the channel.
   if (!locked([&] { return failed_; }) || rank() == 0 || !trains()) return false;
   const std::vector<bool> living = channel_->living();
@@ -193,9 +193,10 @@ void ServerNode::check_snapshots() const {
            ", and there are ", readable_bytes(double(o.memory)),
            ". Choose a rule that keeps less (asgd-m has one velocity, asgd none), start fewer "
            "workers, or do without: snapshots=0, and the velocities of a lost rank are lost");
-  if (rank() == 0 && tells_ && bytes > 0)
-    tells_("every " + digits(o.snapshots, 3) + " s a rank sends its successor a snapshot of " + readable_bytes(bytes) +
-           ", " + readable_bytes(bytes / o.snapshots) + "/s; they take " + readable_bytes(need) + " of memory on each");
+  if (rank() == 0 && notify_ && bytes > 0)
+    notify_("every " + digits(o.snapshots, 3) + " s a rank sends its successor a snapshot of " + readable_bytes(bytes) +
+            ", " + readable_bytes(bytes / o.snapshots) + "/s; they take " + readable_bytes(need) +
+            " of memory on each");
 }
 
 // ---- between the threads --------------------------------------------------------------------------------------------
@@ -271,7 +272,7 @@ void ServerNode::run() {
 
 // Only until the run is over: after that it is normal that ranks leave.
 void ServerNode::notify(const std::string& what) const {
-  if (coordinator_ && tells_ && !over_received_) tells_(what);
+  if (coordinator_ && notify_ && !over_received_) notify_(what);
 }
 void ServerNode::report_refusals() const {
   std::string all;
@@ -318,8 +319,8 @@ void ServerNode::look_for_standstill() {
   if (!w.waits.empty() && w.works.empty() && for_seconds > deadline_)
     channel_->fail(-1, "for " + digits(deadline_, 6) + " s every rank has waited: " + w.waits);
   const bool stands_still = !w.waits.empty() && !w.works.empty() && for_seconds > patience_;
-  if (stands_still && !warned_ && tells_)
-    tells_("no progress for " + digits(patience_, 6) + " s: " + w.works + " keeps the others waiting: " + w.waits);
+  if (stands_still && !warned_ && notify_)
+    notify_("no progress for " + digits(patience_, 6) + " s: " + w.works + " keeps the others waiting: " + w.waits);
   warned_ = stands_still;
 }
 

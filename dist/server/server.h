@@ -63,10 +63,11 @@ class ServerNode {
   };
 
   // deadline: seconds after which it is an error that all ranks wait for each other; a rank waits without limit for a
-  // rank that is alive and works. tells: called at rank 0 by the member's thread with messages for the user: lost and
+  // rank that is alive and works. to_user: called at rank 0 by the member's thread with messages for the user: lost and
   // rejoined ranks, ranks whose gradients are refused, and ranks for which the others have waited `patience` seconds.
-  using Tells = std::function<void(const std::string&)>;
-  explicit ServerNode(std::unique_ptr<Channel> channel, double deadline = 300, Tells tells = {}, double patience = 30);
+  using Notify = std::function<void(const std::string&)>;
+  explicit ServerNode(std::unique_ptr<Channel> channel, double deadline = 300, Notify to_user = {},
+                      double patience = 30);
   ~ServerNode();
   int rank() const { return channel_->rank(); }
   int size() const { return channel_->size(); }
@@ -111,7 +112,7 @@ class ServerNode {
   // Calls leave(), waits for the others, and returns the last weights.
   void finish(Buffer parameters, Buffer buffers);
   // After a call threw because rank 0 is lost: true if this is the lowest live worker, as far as this rank knows.
-  bool is_first_of_what_is_left() const;
+  bool is_first_survivor() const;
   void stop() { post_message(message::StopAll{}); }  // no worker draws more leases; any rank may call it
   bool stopped() const {
     return locked([&] { return stopped_; });
@@ -121,7 +122,7 @@ class ServerNode {
   MetricSums trained() {
     return locked([&] { return std::exchange(sums_, {}); });
   }
-  // Of all workers; exact at rank 0, on other ranks as of their last lease.
+  // The leases that all workers have done. Rank 0 knows the exact number, other ranks that of their last lease.
   std::int64_t leases_done() const {
     return locked([&] { return leases_done_; });
   }
@@ -180,7 +181,7 @@ class ServerNode {
   void lost(int rank), returned(int rank), rejoin();
 
   const double deadline_, patience_;
-  const Tells tells_;
+  const Notify notify_;
 
   std::unique_ptr<ServerLayout> layout_;  // it and the next three: created by begin()
   std::unique_ptr<Worker> worker_;

@@ -30,7 +30,7 @@ static std::string instead_of_momentum(const Asynchrony& how, double rate) {
   return "--lr " + digits(times * rate) + " --clip 1";
 }
 
-void tell_what_does_not_hold(const Asynchrony& how, const Optimizer& optimizer, int workers, bool deterministic) {
+void note_ineffective_options(const Asynchrony& how, const Optimizer& optimizer, int workers, bool deterministic) {
   const SGDOptions& o = served_sgd(optimizer, how);
   const std::string name = how.text();
   const Rule::Keeps keeps = make_rule(how.rule)->keeps();

@@ -10,6 +10,6 @@ void check_servers(int servers, int ranks);
 // The optimizer's options, for the servers' rules. Throws UsageError for an optimizer that no server implements.
 const SGDOptions& served_sgd(const Optimizer& optimizer, const Asynchrony& how);
 // Prints notes on stderr.
-void tell_what_does_not_hold(const Asynchrony& how, const Optimizer& optimizer, int workers, bool deterministic);
+void note_ineffective_options(const Asynchrony& how, const Optimizer& optimizer, int workers, bool deterministic);
 
 }  // namespace tandem

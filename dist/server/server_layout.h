@@ -47,7 +47,7 @@ struct ServerLayout {
   }
   DType wire() const { return options.wire == DType::bf16 && dtype == DType::f32 ? DType::bf16 : dtype; }
 
-  // Of a copy of shard s: its weights, and for each worker its last applied exchange.
+  // The size of a copy of shard s: its weights, and for each worker its last applied exchange.
   std::size_t copy_bytes(int s) const { return bytes(length(s)) + std::size_t(workers()) * sizeof(ExchangeId); }
 
   // The bytes that an owner sends to its successor, at most every options.snapshots seconds; and the memory that a rank

@@ -48,7 +48,7 @@ class ShardService {
  public:
   static constexpr std::size_t longest_delay = 1 << 16;  // longer delays are counted together
 
-  // Of the options it uses how, momentum, learning_rate and record.
+  // It uses these options: how, momentum, learning_rate and record.
   ShardService(const Rule& rule, const Tensor& first, std::vector<float> scales, int workers, ServerOptions options);
 
   // A whole push has arrived; the gradient must stay unchanged until the worker is answered. A

@@ -54,7 +54,7 @@ class UcxChannel : public Channel, private Link {
   int size() const override { return int(members_.size()); }
   std::string where(int rank) const override { return name(rank); }
   std::uint64_t incarnation() const override { return control_->membership().incarnation; }
-  std::uint64_t generation() const override { return control_->membership().generation + heard_; }
+  std::uint64_t generation() const override { return control_->membership().generation + changes_handled_; }
   std::vector<bool> living() const override {
     std::vector<bool> all;
     for (const Slot& s : slots_) all.push_back(!s.lost);
@@ -104,7 +104,7 @@ class UcxChannel : public Channel, private Link {
     for (int i = 0; i < 64 && fresh_.size() == known && Link::progress(); i++) {}
     control_->check();
     std::erase_if(sending_, [this](Sending& s) { return advance(s); });
-    bool any = receiver_.place && hear();
+    bool any = receiver_.place && handle_changes();
     for (auto a = receiving_.begin(); a != receiving_.end();) any = finish(a++) || any;
     for (auto a = fresh_.begin(); receiver_.place && a != fresh_.end();) {
       const Slot& sender = slots_[std::size_t(a->from)];
@@ -189,7 +189,7 @@ class UcxChannel : public Channel, private Link {
     }
     if (!s.broken) return true;
     if (!gone(s.to)) return false;
-    if (!forgives_)
+    if (!tolerates_losses_)
       throw CommunicationError(s.to, where(rank()) + " sends a message to " + where(s.to) + ", which has left");
     return true;
   }
@@ -257,10 +257,10 @@ class UcxChannel : public Channel, private Link {
   }
 
   // ---- losses and returns -------------------------------------------------------------------------------------------
-  bool hear() {
+  bool handle_changes() {
     bool any = false;
-    for (; heard_ < control_->changes(); any = true) {
-      const Change change = control_->change(heard_++);
+    for (; changes_handled_ < control_->changes(); any = true) {
+      const Change change = control_->change(changes_handled_++);
       const int from = index_of(change.rank);
       if (from < 0) continue;
       const auto r = std::size_t(from);
@@ -341,7 +341,7 @@ class UcxChannel : public Channel, private Link {
   NodeMemory memory_;
   Receiver receiver_;
   std::vector<Slot> slots_;
-  std::size_t heard_ = 0;  // changes handled
+  std::size_t changes_handled_ = 0;
   int broken_ = 0;
   std::uint64_t sent_ = 0;  // messages sent
   std::list<Sending> sending_;

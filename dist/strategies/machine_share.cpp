@@ -15,7 +15,7 @@ MachineShare::MachineShare(std::unique_ptr<Communicator> on_host, std::vector<in
   require(int(ranks_.size()) == size(), "a machine of ", size(), " ranks, of which ", ranks_.size(), " are named");
 }
 
-std::array<std::int64_t, 2> MachineShare::told(std::array<std::int64_t, 2> numbers) {
+std::array<std::int64_t, 2> MachineShare::of_leader(std::array<std::int64_t, 2> numbers) {
   double n[] = {double(numbers[0]), double(numbers[1])};
   broadcast({n, 2, DType::f64});
   return {std::int64_t(n[0]), std::int64_t(n[1])};

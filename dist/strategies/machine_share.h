@@ -36,8 +36,8 @@ class MachineShare {
   bool holds(int rank) const { return std::find(ranks_.begin(), ranks_.end(), rank) != ranks_.end(); }
   // Memory that the machine's ranks share, if they share memory; null: any memory can be used.
   std::shared_ptr<void> allocate(std::size_t bytes) { return on_host_->allocate(bytes); }
-  void broadcast(Buffer data) { on_host_->broadcast(data, 0).wait(); }    // from the leader
-  std::array<std::int64_t, 2> told(std::array<std::int64_t, 2> numbers);  // returns the leader's
+  void broadcast(Buffer data) { on_host_->broadcast(data, 0).wait(); }         // from the leader
+  std::array<std::int64_t, 2> of_leader(std::array<std::int64_t, 2> numbers);  // returns the leader's
   // The texts of this machine's ranks.
   std::vector<std::string> gather(const std::string& mine);
   // The texts of all ranks of the job, in the order of ranks. among_leaders: called by the leader; it gathers its

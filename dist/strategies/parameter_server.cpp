@@ -28,7 +28,7 @@ class ParameterServer : public Strategy {
  public:
   ParameterServer(std::unique_ptr<Channel> channel, const ParameterServerOptions& options,
                   std::unique_ptr<MachineShare> machine = {})
-      : options_(options), server_node_(std::move(channel), options.deadline, options.tells, options.patience) {
+      : options_(options), server_node_(std::move(channel), options.deadline, options.notify, options.patience) {
     check_servers(options.servers, server_node_.size());
     if (options_.round) round_.emplace(*options_.round);
     std::string name = (options_.classifier ? options_.classifier->name() + "+"
@@ -79,7 +79,7 @@ class ParameterServer : public Strategy {
   // Rank 0 reports the training of all ranks since its last report, and the time that it took.
   EpochEnd end_epoch(const EpochEnd& mine) override {
     EpochEnd end = mine;
-    leases_.tell();
+    leases_.share_done();
     if (leased_) end.epochs = std::max(mine.epochs, over_ ? plan_.epochs : leased_->epoch().value_or(0));
     end.steps = over_ ? steps(mine.steps) : std::int64_t(double(end.epochs) * plan_.steps_per_epoch);
     if (machine_.size() > 1 && machine_.holds(0)) vectors_.velocity(velocity());
@@ -92,7 +92,7 @@ class ParameterServer : public Strategy {
     return end;
   }
   bool over(std::int64_t) const override { return over_; }
-  bool saves_after_failure() override { return !leases_.follows() && server_node_.is_first_of_what_is_left(); }
+  bool saves_after_failure() override { return !leases_.follows() && server_node_.is_first_survivor(); }
 
   void prepare(Module& model, Task& task, const PrepareOptions& options) override {
     if (options.sync_batch_norm && size() > 1)
@@ -147,7 +147,7 @@ class ParameterServer : public Strategy {
     }
     const SGDOptions& sgd = served_sgd(optimizer, options_.how);
     if (rank() == 0 && size() > 1)
-      tell_what_does_not_hold(options_.how, optimizer, workers(), flat_->backend().deterministic());
+      note_ineffective_options(options_.how, optimizer, workers(), flat_->backend().deterministic());
     // A user's own loop scales its loss by its share of a batch of all ranks, but a push is a whole batch.
     optimizer.gradients_are_shares_of(leased_ ? 1 : workers());
     momentum_ = sgd.momentum;
@@ -271,7 +271,7 @@ class ParameterServer : public Strategy {
     if (leased_) leases_.announce(step);
     const bool finite = vectors_.combine(step, *optimizer_);
     if (step.stops > 0) stop_requested_ = true;
-    leases_.hear(step);
+    leases_.receive(step);
     if (leased_) leased_->look_ahead();
     return finite;
   }
@@ -305,7 +305,7 @@ class ParameterServer : public Strategy {
   void end_run() {
     vectors_.finish(trains());
     over_ = true;
-    leases_.tell();
+    leases_.share_done();
   }
 
   ParameterServerOptions options_;

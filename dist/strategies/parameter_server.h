@@ -34,7 +34,7 @@ struct ParameterServerOptions {
   double snapshots = 10;                 // seconds between two snapshots; 0: none
   StragglerEmulation stragglers = {};
   std::shared_ptr<SlicedClassifier> classifier = nullptr;  // of a machine: divided over its ranks (hybrid.h)
-  ServerNode::Tells tells = {};                            // server.h
+  ServerNode::Notify notify = {};                          // server.h
 };
 
 // Throws UsageError from begin() for an optimizer that no server implements, and CommunicationError after rank 0 is

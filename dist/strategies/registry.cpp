@@ -131,7 +131,7 @@ Make make_server(const Asked& a) {
   if (!a.snapshots.empty()) o.snapshots = parsed<double>(a.snapshots).value_or(-1);
   if (!(o.snapshots >= 0 && o.snapshots < 1e6))
     refuse("snapshots=", a.snapshots, ": expected the seconds between two snapshots, or 0 for none");
-  o.tells = [](const std::string& what) { std::fprintf(stderr, "note: %s\n", what.c_str()); };
+  o.notify = [](const std::string& what) { std::fprintf(stderr, "note: %s\n", what.c_str()); };
   o.stragglers = StragglerEmulation::parse(a.pace, a.slow, a.ranks);
   if (a.around == "outer") {
     const bool quorum = o.how.kind == Asynchrony::Kind::quorum;

@@ -30,7 +30,7 @@ namespace tandem {
 
 class SlicedClassifier;
 
-// What follows a step.
+// The exchange after a step.
 struct Turn {
   bool sends = false;                        // a sum begins
   bool waits = false;                        // the step waits for it

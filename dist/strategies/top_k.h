@@ -10,7 +10,7 @@
 
 namespace tandem {
 
-// What a bucket of gradients is exchanged as.
+// The form in which a bucket of gradients is exchanged.
 class Compression {
  public:
   virtual ~Compression() = default;

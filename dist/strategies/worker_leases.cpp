@@ -16,7 +16,7 @@ WorkLeases WorkerLeases::begin(std::int64_t first, std::int64_t end, std::int64_
 std::optional<std::int64_t> WorkerLeases::draw(const std::function<bool()>& asked_to_stop) {
   std::int64_t lease = run_is_over;
   if (!follows()) lease = node_.lease(asked_to_stop).value_or(run_is_over);
-  lease = tell(lease);
+  lease = share_done(lease);
   coming_ = {};
   if (lease == run_is_over) return {};
   if (follows() && !node_.lease()) fail("the other machines have ended");
@@ -29,10 +29,10 @@ std::optional<std::int64_t> WorkerLeases::coming() const {
   return next < end_ ? std::optional(next) : std::nullopt;
 }
 
-std::int64_t WorkerLeases::tell(std::int64_t number) {
-  const auto told = machine_.told({number, node_.leases_done()});
-  done_ = told[1];
-  return told[0];
+std::int64_t WorkerLeases::share_done(std::int64_t number) {
+  const auto numbers = machine_.of_leader({number, node_.leases_done()});
+  done_ = numbers[1];
+  return numbers[0];
 }
 
 std::int64_t WorkerLeases::steps(std::int64_t known) const {
@@ -49,7 +49,7 @@ std::function<double(std::int64_t)> WorkerLeases::of_pushes(std::function<double
 void WorkerLeases::announce(MachineShare::Step& step) const {
   if (const auto next = node_.next_lease(); next && machine_.leads()) step.next_lease = double(*next + 1);
 }
-void WorkerLeases::hear(const MachineShare::Step& step) {
+void WorkerLeases::receive(const MachineShare::Step& step) {
   if (follows() && step.next_lease > 0) coming_ = std::int64_t(step.next_lease) - 1;
 }
 

@@ -2,8 +2,8 @@
 // with several ranks, the first rank draws and sends the leases to the others (machine_share.h). The servers of the
 // other ranks' lanes have an unlimited number of leases, one for each push.
 //
-// Threads: the training thread. A machine's ranks make the same calls in the same order; draw() and tell() wait for all
-// of them.
+// Threads: the training thread. A machine's ranks make the same calls in the same order; draw() and share_done() wait
+// for all of them.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -30,7 +30,7 @@ class WorkerLeases {
   // The lease that draw() will return, if it is known. With bsp it is predicted, and wrong only after a loss.
   std::optional<std::int64_t> coming() const;
   // Sends the number of done leases from the leader to all ranks of a machine, so that all count the same steps.
-  void tell() { tell(0); }
+  void share_done() { share_done(0); }
   // Completed steps of the run. known: the number that this rank has counted.
   std::int64_t steps(std::int64_t known) const;
   // The learning rate as a function of a server's applied pushes, given the rate as a function of the run's steps.
@@ -38,11 +38,11 @@ class WorkerLeases {
 
   // The leader sends its next lease with the sums of a step over the machine's ranks.
   void announce(MachineShare::Step& step) const;
-  void hear(const MachineShare::Step& step);
+  void receive(const MachineShare::Step& step);
 
  private:
   static constexpr std::int64_t run_is_over = -1;
-  std::int64_t tell(std::int64_t number);
+  std::int64_t share_done(std::int64_t number);
 
   ServerNode& node_;
   MachineShare& machine_;

@@ -34,7 +34,7 @@ class Classifier {
   std::unique_ptr<FlatParameters> flat_;
 };
 
-// What a file of weights says of itself: model, classes, mean, std, channels, side. Empty for a file of another origin.
+// The description in a file of weights: model, classes, mean, std, channels, side. Empty for a file of another origin.
 std::map<std::string, std::string> description_in(const std::string& weights);
 
 }  // namespace tandem

@@ -30,7 +30,7 @@ enum class StepResult {
   queued       // not known yet: the host has not read the state
 };
 
-// What step() does about a loss or gradient that is not finite.
+// The action of step() when a loss or gradient is not finite.
 enum class IfNotFinite {
   fail,  // throws NotFinite; the parameters keep their values, and the next step is a normal one
   skip,  // returns not_finite; the next step is a normal one

@@ -1,5 +1,5 @@
-// What fit() shows of a run (callbacks/profile.cpp): a table of the modules, a picture of the tape, a table of times, a
-// trace, and a table of memory.
+// The reports of fit() about a run (callbacks/profile.cpp): a table of the modules, a picture of the tape, a table of
+// times, a trace, and a table of memory.
 #pragma once
 #include <map>
 #include <string>

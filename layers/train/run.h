@@ -124,7 +124,6 @@ class Run {
   RunPosition consistent_position();  // after an exception: the position that matches the parameters
   Training training() { return {flat, optimizer, ema ? &*ema : nullptr, &strategy}; }
   std::int64_t batches_per_epoch() const { return data.train.batches_per_epoch(); }
-  double total_steps() const { return rates.total; }
 
   std::vector<std::shared_ptr<Callback>> callbacks;
 

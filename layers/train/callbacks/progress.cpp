@@ -61,7 +61,7 @@ class Progress : public Callback {
   void epoch_end(Run& run) override {
     clear();
     if (on_) std::fprintf(stderr, "%s\n", line_of(run.epoch, run.options.epochs).c_str());
-    tell_plan(run);
+    report_plan(run);
   }
   void warning(Run&, const std::string& text) override {
     clear();
@@ -69,7 +69,7 @@ class Progress : public Callback {
   }
   void stopped(Run& run) override {
     clear();
-    tell_plan(run);
+    report_plan(run);
     if (on_ && run.nothing_left.empty())
       std::fprintf(stderr, "stopped after step %lld of %lld (%s)\n", whole(run.position.step),
                    whole(std::int64_t(run.rates.total)), run.reason.c_str());
@@ -77,7 +77,7 @@ class Progress : public Callback {
   std::string failed(Run&, const std::string&) override { return clear(), ""; }
 
  private:
-  void tell_plan(const Run& run) {  // once
+  void report_plan(const Run& run) {  // once
     if (on_ && run.memory_plan && !std::exchange(told_plan_, true))
       std::fprintf(stderr, "%s\n", run.memory_plan->report().c_str());
   }
