@@ -123,24 +123,21 @@ void Rendezvous::give_up(const std::string& text) {
   fail(text);
 }
 
-// Fails with the ranks that have not connected. hosts: of all ranks, or empty.
-void Rendezvous::give_up_missing(const std::vector<std::string>& hosts, const std::vector<std::string>& addresses) {
-  std::string absent, present;
-  for (std::size_t r = 0; r < addresses.size(); r++)
-    if (r > 0 && connections_[r] < 0)
-      absent += (absent.empty() ? "" : ", ") + std::to_string(r) +
-                (hosts.size() == addresses.size() ? " on " + hosts[r] : "");
-    else
-      present += (present.empty() ? "" : ", ") + std::to_string(r) + (r ? " from " + addresses[r] : "");
-  give_up("after " + digits(deadlines_.start) + " s these ranks are missing: " + absent + " (here: " + present +
-          "). TANDEM_START_TIMEOUT gives them longer");
-}
-
-// Waits until all ranks have connected. Returns their addresses; rank 0's is empty.
+// Waits until all ranks have connected. hosts: of all ranks, or empty. Returns their addresses; rank 0's is empty.
 std::vector<std::string> Rendezvous::accept_all(const std::vector<std::string>& hosts, double until) {
   std::vector<std::string> addresses(std::size_t(place_.size));
   for (int missing = place_.size - 1; missing > 0;) {
-    if (now() > until) give_up_missing(hosts, addresses);
+    if (now() > until) {
+      std::string absent, present;
+      for (std::size_t r = 0; r < addresses.size(); r++)
+        if (r > 0 && connections_[r] < 0)
+          absent += (absent.empty() ? "" : ", ") + std::to_string(r) +
+                    (hosts.size() == addresses.size() ? " on " + hosts[r] : "");
+        else
+          present += (present.empty() ? "" : ", ") + std::to_string(r) + (r ? " from " + addresses[r] : "");
+      give_up("after " + digits(deadlines_.start) + " s these ranks are missing: " + absent + " (here: " + present +
+              "). TANDEM_START_TIMEOUT gives them longer");
+    }
     for (std::size_t r = 1; r < addresses.size(); r++)
       if (connections_[r] >= 0 && hung_up(connections_[r]))
         give_up("rank " + std::to_string(r) + ", from " + addresses[r] + ", ended before all ranks had come");
@@ -221,17 +218,14 @@ void Rendezvous::join(const Address& there, const RendezvousOptions& options) {
       std::this_thread::sleep_for(std::chrono::duration<double>(pause));
       continue;
     }
-    const auto refused = [](const std::string& answer) {
-      fail("rank 0 says: ", answer.empty() ? "" : answer.substr(1));
-    };
-    if (!verdict.starts_with("?")) refused(verdict);
+    if (!verdict.starts_with("?")) fail("rank 0 says: ", verdict.substr(1));
     const auto addresses = unbundle(verdict.substr(1));
     const std::string mine = address_of(connections_[0]);
     const JoinRequest request{options.incarnation, options.terms,
                               options.record(is_loopback(mine) ? addresses.at(0) : mine, addresses)};
     send_frame(connections_[0], request.text(), 5);
     const std::string answer = receive_frame(connections_[0], std::max(5.0, until - now()));
-    if (!answer.starts_with("+")) refused(answer);
+    if (!answer.starts_with("+")) fail("rank 0 says: ", answer.empty() ? "" : answer.substr(1));
     membership_ = Membership::from(answer.substr(1));
     membership_.goes_on = options.goes_on;
     return;

@@ -85,7 +85,6 @@ class Rendezvous {
   };
   Address address(const Variables& variables);
   [[noreturn]] void give_up(const std::string& text);
-  [[noreturn]] void give_up_missing(const std::vector<std::string>& hosts, const std::vector<std::string>& addresses);
   std::vector<std::string> accept_all(const std::vector<std::string>& hosts, double until);
   void host(const std::vector<std::string>& hosts, const RendezvousOptions& options);
   void join(const Address& address, const RendezvousOptions& options);

@@ -22,8 +22,8 @@ std::string text_of(std::span<const std::byte> message) {
 
 }  // namespace
 
-ServerNode::ServerNode(std::unique_ptr<Channel> channel, double deadline, Notify to_user, double patience)
-    : deadline_(deadline), patience_(patience), notify_(std::move(to_user)), channel_(std::move(channel)) {
+ServerNode::ServerNode(std::unique_ptr<Channel> channel, double deadline, Notify user, double patience)
+    : deadline_(deadline), patience_(patience), notify_(std::move(user)), channel_(std::move(channel)) {
   if (rank() == 0) coordinator_ = std::make_unique<Coordinator>(*channel_);
   channel_->on_message(
       {.place = [this](int from, const MessageHeader& h, std::size_t bytes) { return place(from, h, bytes); },

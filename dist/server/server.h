@@ -63,11 +63,10 @@ class ServerNode {
   };
 
   // deadline: seconds after which it is an error that all ranks wait for each other; a rank waits without limit for a
-  // rank that is alive and works. to_user: called at rank 0 by the member's thread with messages for the user: lost and
+  // rank that is alive and works. user: called at rank 0 by the member's thread with messages for the user: lost and
   // rejoined ranks, ranks whose gradients are refused, and ranks for which the others have waited `patience` seconds.
   using Notify = std::function<void(const std::string&)>;
-  explicit ServerNode(std::unique_ptr<Channel> channel, double deadline = 300, Notify to_user = {},
-                      double patience = 30);
+  explicit ServerNode(std::unique_ptr<Channel> channel, double deadline = 300, Notify user = {}, double patience = 30);
   ~ServerNode();
   int rank() const { return channel_->rank(); }
   int size() const { return channel_->size(); }

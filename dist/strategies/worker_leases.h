@@ -30,7 +30,8 @@ class WorkerLeases {
   // The lease that draw() will return, if it is known. With bsp it is predicted, and wrong only after a loss.
   std::optional<std::int64_t> coming() const;
   // Sends the number of done leases from the leader to all ranks of a machine, so that all count the same steps.
-  void share_done() { share_done(0); }
+  // Returns the leader's `number`.
+  std::int64_t share_done(std::int64_t number = 0);
   // Completed steps of the run. known: the number that this rank has counted.
   std::int64_t steps(std::int64_t known) const;
   // The learning rate as a function of a server's applied pushes, given the rate as a function of the run's steps.
@@ -42,7 +43,6 @@ class WorkerLeases {
 
  private:
   static constexpr std::int64_t run_is_over = -1;
-  std::int64_t share_done(std::int64_t number);
 
   ServerNode& node_;
   MachineShare& machine_;
