@@ -15,6 +15,8 @@ template <class... F>
 struct Overloaded : F... {
   using F::operator()...;
 };
+template <class... F>
+Overloaded(F...) -> Overloaded<F...>;
 
 std::string text_of(std::span<const std::byte> message) {
   return {reinterpret_cast<const char*>(message.data()), message.size()};
