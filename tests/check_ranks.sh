@@ -78,8 +78,9 @@ says 2 'start as many on every host' "$build/tandem-run" -n 3 --hosts-as 2 --str
 says 2 "'C=1' is no option of daso" $two_hosts daso:C=1 $(train)
 says 0 '4 ranks, half-way' env TANDEM_DATA="$there/none" "$build/tandem-run" -n 4 --strategy half-way "$build/own_strategy" --data synthetic --model mlp --epochs 1 --batch 512
 once 'epoch 1/1'
+"$build/tandem-run" --strategies | grep -Fvxf dist/REFERENCE.md && complain 'dist/REFERENCE.md has other lines than tandem-run --strategies'
 # A strategy of a program's own has a name, and the settings of others are refused.
-says 2 'choose all-reduce or ' "$build/tandem-run" -n 2 --strategy half-weigh "$build/own_strategy" --data synthetic
+says 2 'choose all-reduce, ' "$build/tandem-run" -n 2 --strategy half-weigh "$build/own_strategy" --data synthetic
 says 2 'is for a parameter server' "$build/tandem-run" -n 2 --servers 1 --strategy half-way "$build/own_strategy" --data synthetic
 says 124 '(SIGTERM)' timeout -s TERM 3 "$build/tandem-run" -n 2 --strategy half-way "$build/own_strategy" --data synthetic --model lenet5 --epochs 100000
 says 2 'it has no statistics over all ranks' "$build/tandem-run" -n 2 --strategy local-sgd:8 "$build/fashion_mnist" --data synthetic --sync-bn

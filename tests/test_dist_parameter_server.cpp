@@ -16,6 +16,7 @@
 #include "dist/strategies/all_reduce.h"
 #include "dist/strategies/local_steps.h"
 #include "dist/strategies/parameter_server.h"
+#include "dist/strategies/registry.h"
 #include "layers/layers.h"
 #include "layers/optim/accumulation.h"
 #include "layers/train/fit.h"
@@ -57,7 +58,8 @@ struct Recipe {
   int test = 40, prefetch = 0;
   std::function<void(Batch&)> transform = {};
   int milliseconds = 0;  // that a step takes longer
-  double slow = 0;       // seconds that the first batch of an evaluation takes
+  StragglerEmulation stragglers = {};
+  double slow = 0;  // seconds that the first batch of an evaluation takes
 };
 
 // A source whose first batch comes late.
@@ -92,6 +94,7 @@ Ended train(Strategy* strategy, const Recipe& run) {
   SGD sgd(run.sgd);
   sgd.clip_norm = run.clip;
   Strategy one;
+  if (strategy) emulate(*strategy, run.stragglers);
   Ended e;
   const Loss loss = [&](const Variable& logits, const Tensor& labels, Tensor* correct) {
     if (model.training()) std::this_thread::sleep_for(std::chrono::milliseconds(run.milliseconds));
@@ -407,12 +410,11 @@ TEST(ParameterServer, RoundsOfSeveralWorkersTrainEveryBatchOnceAndPushSeldom) {
 // Also where gradients travel in half the bytes. One worker is slow.
 TEST(ParameterServer, AQuorumOfRoundsTrainsEveryBatchOnce) {
   for (bool narrow : {false, true}) {
-    Recipe run;
+    Recipe run{.stragglers = {.mean = 0.001, .slower = {{2, 8}}}};
     run.fit.epochs = 30;
     std::atomic<std::int64_t> pictures = 0;
     run.transform = [&](Batch& b) { pictures += b.size(); };
     auto options = rounds("outer:H=4,momentum=0.5,lr=0.7", "quorum:2,grace=0.005+delayed-nesterov:every=1");
-    options.stragglers = {.mean = 0.001, .slower = {{2, 8}}};
     if (narrow) options.wire = DType::bf16;
     const auto runs = on_ranks<Plain>(3, options, run, {.shared_memory = !narrow});
     EXPECT_EQ(pictures, 30 * 208 + 3 * 16);  // fit() looks at a batch beforehand

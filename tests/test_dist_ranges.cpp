@@ -315,9 +315,9 @@ std::vector<std::string> on_machines(int slices, int machines, const std::string
     std::vector<int> ranks;
     for (int k = 0; k < slices; k++) ranks.push_back(m * slices + k);
     const Over over = slices > 1 ? std::move(layers[std::size_t(r)]) : nullptr;
-    auto strategy = parameter_server_of_machines(
-        std::make_unique<MachineShare>(std::move(here[std::size_t(r)]), ranks, slices * machines),
-        std::move(lanes[std::size_t(s)][std::size_t(m)]), {.how = Asynchrony::parse(rule), .deadline = 30});
+    auto strategy = parameter_server(
+        std::move(lanes[std::size_t(s)][std::size_t(m)]), {.how = Asynchrony::parse(rule), .deadline = 30},
+        std::make_unique<MachineShare>(std::move(here[std::size_t(r)]), ranks, slices * machines));
     body(*strategy, over, r);
   });
 }

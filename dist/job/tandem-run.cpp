@@ -85,6 +85,10 @@ std::vector<OptionSpec> options_of(Command& c) {
   const Set slow = [&c](const std::string& v) { c.slow += (c.slow.empty() ? "" : ",") + v; };
   const Set no_bind = [&c](const std::string&) { c.bind = false; },
             check = [&c](const std::string&) { c.check = true; };
+  const Set list = [](const std::string&) {
+    std::fputs(strategy_table().c_str(), stdout);
+    std::exit(0);
+  };
   std::vector<OptionSpec> all{
       count("-n", 1, 4096, "ranks on this host", ranks),
       count("-np", 1, 4096, "the same", ranks),
@@ -93,8 +97,9 @@ std::vector<OptionSpec> options_of(Command& c) {
       {"--hostfile", "a host a line: host, host:RANKS or host slots=RANKS; # begins a comment", "", into(c.host_file)},
       {"--strategy",
        "all-reduce, local-sgd:H, outer:H=100, daso, hybrid, or a parameter server: ddc-asgd, bsp, quorum:K, "
-       "machines+ddc-asgd, … (dist/strategies/README.md)",
+       "machines+ddc-asgd, … (--strategies)",
        "all-reduce", into_variable("TANDEM_STRATEGY")},
+      {"--strategies", "list all strategies with their options", "", list, true},
       {"--hosts-as", "emulate this number of hosts on one machine", "", into_variable("TANDEM_HOSTS_AS")},
       count("--servers", 0, 1000000, "this number of last ranks only serve (0: every rank serves a share and trains)",
             into(c.servers), "0"),

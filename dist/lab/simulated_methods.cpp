@@ -155,7 +155,7 @@ class Local : public Method {
   void average(const Of& of) {
     mean_.fill(0);
     for (const Worker& w : workers_) add_into(mean_, of(w));
-    take_mean(mean_, mean_, s_.workers());
+    join_mean(mean_, mean_, mean_, s_.workers());
   }
   void average_when_all_wait() {
     if (how_.kind == Kind::elastic || s_.active() == 0) return;

@@ -60,16 +60,21 @@ Asynchrony Asynchrony::parse(const std::string& text) {
   return a;
 }
 
-bool Asynchrony::is_one(const std::string& text) {
-  const std::string name = spec_name(text);
-  return std::ranges::count(kinds, name, name_of_kind) || std::ranges::count(rule_names(), name);
+bool Asynchrony::is_one(const std::string& text) { return std::ranges::count(names(), spec_name(text)) > 0; }
+
+std::vector<std::string> Asynchrony::names() {
+  std::vector<std::string> all = rule_names();
+  for (const auto& kind : kinds) all.push_back(kind.first);
+  return all;
 }
 
-std::string Asynchrony::forms() {
-  return "bsp, ssp:STEPS, quorum:WORKERS,grace=SECONDS, ringmaster:R=UPDATES, fedbuff:B=PUSHES, rennala:B=PUSHES or an "
-         "update rule of the "
-         "parameter server: " +
-         listed(rule_names());
+std::string Asynchrony::options(const std::string& name) {
+  const auto known = std::ranges::find(kinds, name, name_of_kind);
+  if (known == std::end(kinds)) return rule_options(name);
+  Asynchrony a{.kind = known->second};
+  std::vector<SpecField> fields = fields_of(a);
+  if (!fields.empty()) fields[0].value.clear();  // required
+  return described(fields);
 }
 
 void Asynchrony::check_workers(const std::string& name, int workers) const {

@@ -4,8 +4,10 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "core/dtype.h"
+#include "dist/server/rules.h"
 
 namespace tandem {
 
@@ -41,8 +43,10 @@ struct Asynchrony {
   // means; asgd for ringmaster, fedbuff and rennala. Throws UsageError that lists the valid forms.
   static Asynchrony parse(const std::string& text);
   static bool is_one(const std::string& text);  // starts with one of these names
-  static std::string forms();                   // the forms that parse() accepts, as a user writes them
-  std::string text() const;                     // "ddc-asgd", "ssp:3+ddc-asgd"
+  static std::vector<std::string> names();      // all of these names
+  static std::string forms() { return listed(names()); }
+  static std::string options(const std::string& name);  // of that name (rules.h: described())
+  std::string text() const;                             // "ddc-asgd", "ssp:3+ddc-asgd"
   // Throws UsageError, which begins with `name`, if the quorum is larger than `workers`
   void check_workers(const std::string& name, int workers) const;
 };

@@ -74,7 +74,6 @@ class RoundMethod {
 
   // ---- its vectors --------------------------------------------------------------------------------------------------
   virtual void allocate(const FlatParameters& flat) { (void)flat; }
-  virtual void release() {}                         // before the memory of the device is gone
   virtual void start(const Tensor& x) { (void)x; }  // the whole vector, before the first step
   // All ranks have these weights: an epoch begins, or a step has waited for a sum of the whole vector.
   virtual void equal(const Tensor& x) { (void)x; }
@@ -97,8 +96,8 @@ struct RoundsOptions {
   std::shared_ptr<SlicedClassifier> classifier = nullptr;  // divided over the ranks of a host (hybrid.h)
 };
 
-// make: called by begin(). Throws CommunicationError from begin() and at exchanges if another rank fails, and Error if
-// the ranks have different models.
+// make: called by begin(); end() destroys the method, while the memory of the device exists. Throws CommunicationError
+// from begin() and at exchanges if another rank fails, and Error if the ranks have different models.
 std::unique_ptr<Strategy> rounds(RoundRanks ranks, const std::string& name,
                                  std::function<std::unique_ptr<RoundMethod>()> make, const RoundsOptions& options = {});
 
