@@ -16,7 +16,7 @@ autograd 3581
 layers 6986
 datasets 2169
 cuda 2797
-dist 12678
+dist 12518
 examples 1226
 examples/course 1200
 tests 24983

@@ -5,7 +5,7 @@
 #include <sstream>
 
 #include "core/error.h"
-#include "dist/job/frames.h"
+#include "dist/job/membership.h"
 #include "dist/strategies/replicas.h"
 
 namespace tandem {
