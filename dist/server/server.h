@@ -201,8 +201,8 @@ class ServerNode {
   double pushed_at_ = 0;
   double next_look_ = 0, next_snapshot_ = 0, snapshot_began_ = 0;
   Waits reported_wait_;
-  double looked_at_ = 0;              // when the training thread was last found waiting
-  bool warned_ = false;  // of the current standstill
+  double looked_at_ = 0;  // when the training thread was last found waiting
+  bool warned_ = false;   // of the current standstill
 
   // Used by the training thread.
   std::optional<std::int64_t> holds_;  // a lease
