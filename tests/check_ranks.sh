@@ -113,8 +113,7 @@ says 2 'is for a parameter server' "$build/tandem-run" -n 2 --strategy local-sgd
 says 2 'RANK=0 is set, but WORLD_SIZE is not' env RANK=0 $(train)
 says 127 'cannot be started' "$build/tandem-run" -n 2 "$there/no-such-program"
 says 1 'these ranks are missing: 1' env RANK=0 WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 TANDEM_JOB="check $$" TANDEM_START_TIMEOUT=1 $(train)
-says 3 'rank 1 on' "$build/tandem-run" -n 3 --log-dir "$there/logs" sh -c 'echo "I am $RANK"; [ $RANK != 1 ] || exit 3; sleep 30'
-[ "$(cat "$there/logs/rank-2.log")" = "I am 2" ] || complain "the log of rank 2: $(cat "$there/logs/rank-2.log")"
+says 3 'rank 1 on' "$build/tandem-run" -n 3 sh -c 'echo "I am $RANK"; [ $RANK != 1 ] || exit 3; sleep 30'
 grep -q '^\[2@.*\] I am 2' "$there/out" || complain "no prefix: $(cat "$there/out")"
 says 0 'done 0' "$build/tandem-run" -n 2 --on-failure continue sh -c '[ $RANK = 0 ] || exit 0; sleep 1; echo done $RANK'
 

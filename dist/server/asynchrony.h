@@ -11,6 +11,9 @@
 
 namespace tandem {
 
+class Optimizer;
+struct SGDOptions;
+
 struct Asynchrony {
   enum class Kind {
     bsp,  // bulk synchronous: the mean of all workers' gradients is one update
@@ -63,5 +66,12 @@ struct ServerOptions {
   std::uint64_t memory = 0;  // bytes that this rank has for snapshots; 0: unknown
   bool record = false;       // record the order of events
 };
+
+// Throws UsageError if no rank would train. Call it before the rendezvous if possible.
+void check_servers(int servers, int ranks);
+// The optimizer's options, for the servers' rules. Throws UsageError for an optimizer that no server implements.
+const SGDOptions& served_sgd(const Optimizer& optimizer, const Asynchrony& how);
+// Prints notes on stderr: settings of a program that have no effect under a parameter server.
+void note_ineffective_options(const Asynchrony& how, const Optimizer& optimizer, int workers, bool deterministic);
 
 }  // namespace tandem

@@ -1,7 +1,7 @@
 #include "dist/strategies/machine_share.h"
 
 #include "core/error.h"
-#include "dist/job/frames.h"
+#include "dist/job/membership.h"
 #include "dist/strategies/replicas.h"
 
 namespace tandem {

@@ -12,7 +12,6 @@
 #include "core/spec.h"
 #include "dist/job/job.h"
 #include "dist/server/asynchrony.h"
-#include "dist/server/server_checks.h"
 #include "dist/strategies/all_reduce.h"
 #include "dist/strategies/daso.h"
 #include "dist/strategies/hybrid.h"
@@ -148,7 +147,7 @@ Make make_server(const Asked& a) {
   if (!o.how.takes_each() && o.how.kind != Asynchrony::Kind::bsp)
     refuse(a.text,
            ": each rank of a machine would choose the pushes of a step by itself: choose an update rule alone, or bsp");
-  if (process_environment()("TANDEM_INCARNATION"))
+  if (!process_environment()("TANDEM_INCARNATION").empty())
     refuse("--restart: under ", a.text,
            " a machine leaves as a whole, and its ranks cannot come back one at a time: leave it out");
   return [o, a]() mutable {
@@ -220,9 +219,8 @@ std::string strategy_table() {
 }
 
 std::unique_ptr<Strategy> strategy_from_environment(const std::vector<NamedStrategy>& own) {
-  const char* given = process_environment()("TANDEM_STRATEGY");
   const int ranks = place_in(process_environment()).size;
-  const Asked a(given ? given : "", ranks);
+  const Asked a(process_environment()("TANDEM_STRATEGY"), ranks);
   Row row;
   for (const Row& r : table())
     if (r.name == a.spec.name) row = r;
