@@ -12,8 +12,8 @@
 #include <numeric>
 #include <vector>
 
-#include "core/backend.h"
 #include "core/launch.h"
+#include "core/reference/backend.h"
 
 namespace tandem::reference {
 
