@@ -79,9 +79,9 @@ struct Training {
 // The weights after it, and the optimizer's state.
 std::pair<std::vector<double>, StepState> trained(const std::optional<LossScaling>& scaling, const Training& t = {}) {
   auto backend = reference_backend(1);
-  Dataset data = synthetic({.side = 8, .channels = 1, .train = 96, .test = 20});
+  Dataset data = synthetic({.side = 4, .channels = 1, .train = 96, .test = 20});
   Loader loader(data.train, {.batch = 16, .seed = 3, .prefetch = 0}, *backend);
-  auto model = make_model("smallcnn", 10, 1, 8);
+  auto model = make_model("smallcnn", 10, 1, 4);
   auto optimizer = make_optimizer({.learning_rate = t.rate, .optimizer = t.optimizer});
   optimizer->loss_scaling = scaling;
   optimizer->clip_norm = t.clip;
