@@ -19,7 +19,7 @@ cuda 2797
 dist 12568
 examples 1226
 examples/course 1200
-tests 24983
+tests 24250
 END
 if clang-format --version 2>/dev/null | grep -q 'version 14\.'; then
   find core autograd layers datasets cuda dist examples tests -name '*.cpp' -o -name '*.h' -o -name '*.cu' |

@@ -8,7 +8,7 @@ limit=60
 . tests/says.sh
 export OMP_NUM_THREADS=1
 
-train() { echo "$build/fashion_mnist --data synthetic --model mlp --val 55000 --epochs 1 --lr 0.05"; }
+train() { echo "$build/fashion_mnist --data $pictures --model mlp --val 1000 --epochs 1 --lr 0.05"; }
 
 # ---- the same everywhere ---------------------------------------------------------------------------------------------
 # Two ranks and one train with the same batch and rate: the same accuracy, and one of the ranks prints it.
@@ -29,7 +29,7 @@ says 2 '--batch 2 over 3 ranks: a rank would have no picture' "$build/tandem-run
 once 'a rank would have no picture: use a larger --batch, or fewer ranks'
 says 2 '--lr-scale goes with --batch-per-rank' "$build/tandem-run" -n 3 $(train) --lr-scale linear
 says 0 'warning: batch norm has only 8 pictures' "$build/tandem-run" -n 2 \
-  "$build/fashion_mnist" --data synthetic --model smallcnn-bn --val 59000 --epochs 1 --batch 16 --stop-after 2
+  "$build/fashion_mnist" --data "$pictures" --model smallcnn-bn --epochs 1 --batch 16 --stop-after 2
 # Ranks that were told different things.
 for option in "--optimizer sgd lars" "--lr-scale sqrt linear"; do
   set -- $option
@@ -76,7 +76,7 @@ says 0 'stopped after step 20' $two_hosts daso:warm-up=0 $(train) --checkpoint "
 says 0 'test accuracy' $two_hosts daso:warm-up=0 $(train) --resume "$there/daso"
 says 2 'start as many on every host' "$build/tandem-run" -n 3 --hosts-as 2 --strategy daso $(train)
 says 2 "'C=1' is no option of daso" $two_hosts daso:C=1 $(train)
-says 0 '4 ranks, half-way' env TANDEM_DATA="$there/none" "$build/tandem-run" -n 4 --strategy half-way "$build/own_strategy" --data synthetic --model mlp --epochs 1 --batch 512
+says 0 '4 ranks, half-way' "$build/tandem-run" -n 4 --strategy half-way "$build/own_strategy" --data "$pictures" --model mlp --epochs 1 --batch 128
 once 'epoch 1/1'
 "$build/tandem-run" --strategies | grep -Fvxf dist/REFERENCE.md && complain 'dist/REFERENCE.md has other lines than tandem-run --strategies'
 # A strategy of a program's own has a name, and the settings of others are refused.
@@ -214,7 +214,7 @@ kill -TERM $launcher
 ended 15
 
 # ---- a rank that dies with its slices: the others write nothing, and the last checkpoint goes on, on another number of ranks --------
-endless_before=$endless endless="$build/fashion_mnist --data synthetic --model mlp --val 59000 --batch 48 --epochs 100000"
+endless_before=$endless endless="$build/fashion_mnist --data $pictures --model mlp --val 5000 --batch 48 --epochs 100000"
 for strategy in hybrid+all-reduce hybrid+daso:B=4,W=3,warm-up=0,cool-down=0; do
   rm -rf "$there/cut"
   ranks="-n 4 --hosts-as 2 --strategy $strategy" begun 3 --checkpoint "$there/cut"

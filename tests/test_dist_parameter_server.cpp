@@ -148,8 +148,12 @@ TEST(ParameterServer, OneWorkerIsOneMachineToTheBit) {
     }
 }
 
-// However late the gradients of threads that share two cores may be.
-bool learned(const Ended& e) { return e.report.epochs.back().train_loss < 0.7 * e.report.epochs.front().train_loss; }
+// However late the gradients of threads that share two cores may be. Under a sanitizer it is the threads that are
+// tested, in shorter runs, and not what is learned.
+bool learned(const Ended& e) {
+  return sanitized() || e.report.epochs.back().train_loss < 0.7 * e.report.epochs.front().train_loss;
+}
+int epochs(int n) { return sanitized() ? 4 : n; }
 
 // Parts go out while backward computes the rest, where that says what is sent of them.
 TEST(ParameterServer, PushesWhatIsFinalWhileBackwardGoesOn) {
@@ -162,8 +166,9 @@ TEST(ParameterServer, PushesWhatIsFinalWhileBackwardGoesOn) {
       EXPECT_EQ(e.weights, alone.weights) << strategy;
       EXPECT_EQ(e.measure("early_bytes") > 0, !shared) << strategy;
     }
-  EXPECT_TRUE(learned(on_ranks<Plain>(3, by("asp+asgd-m"), {.fit = {.epochs = 15, .progress = false}, .prefetch = 2},
-                                      {.shared_memory = false})[0]));
+  EXPECT_TRUE(
+      learned(on_ranks<Plain>(3, by("asp+asgd-m"), {.fit = {.epochs = epochs(15), .progress = false}, .prefetch = 2},
+                              {.shared_memory = false})[0]));
   run.clip = 1;  // by the norm of the whole
   const Ended clipped = on_ranks<Plain>(2, by("ddc-asgd", 1), run, {.shared_memory = false})[0];
   EXPECT_EQ(clipped.weights, train<Plain>(nullptr, run).weights);
@@ -244,7 +249,7 @@ TEST(ParameterServer, ASlowEvaluationKillsNobody) {
 
 TEST(ParameterServer, ItLearns) {
   Recipe run;
-  run.fit.epochs = 15;
+  run.fit.epochs = epochs(15);
   for (const char* strategy : {"ddc-asgd", "ssp:2+asgd-m"})
     EXPECT_TRUE(learned(on_ranks<Plain>(4, by(strategy), run)[0])) << strategy;
 }
@@ -332,7 +337,7 @@ TEST(ParameterServer, BspIsAllReduceInDouble) {
 
 TEST(ParameterServer, InHalfTheBytesItLearnsToo) {
   Recipe run;
-  run.fit.epochs = 15;
+  run.fit.epochs = epochs(15);
   ParameterServerOptions narrow = by("ddc-asgd");
   narrow.wire = DType::bf16;
   for (bool shared : {true, false}) EXPECT_TRUE(learned(on_ranks<Plain>(3, narrow, run, {.shared_memory = shared})[0]));
@@ -391,16 +396,16 @@ TEST(ParameterServer, RoundsOfOneWorkerAreTheOuterOptimizer) {
 
 TEST(ParameterServer, RoundsOfSeveralWorkersTrainEveryBatchOnceAndPushSeldom) {
   Recipe run;
-  run.fit.epochs = 30;
+  const int all = run.fit.epochs = epochs(30);
   std::atomic<std::int64_t> pictures = 0;
   run.transform = [&](Batch& b) { pictures += b.size(); };
   const auto runs = on_ranks<Plain>(3, rounds("outer:H=4,momentum=0.5,lr=0.7", "delayed-nesterov:every=3"), run);
-  EXPECT_EQ(pictures, 30 * 208 + 3 * 16);  // fit() looks at a batch beforehand
-  EXPECT_EQ(runs[0].report.steps, 30 * 13);
+  EXPECT_EQ(pictures, all * 208 + 3 * 16);  // fit() looks at a batch beforehand
+  EXPECT_EQ(runs[0].report.steps, all * 13);
   double pushes = -6;  // each worker's first pull and last
   for (const Ended& e : runs) pushes += e.measure("exchanges");
-  EXPECT_GE(pushes, 30 * 4);  // 13 steps of an epoch are 4, 4, 4 and 1
-  EXPECT_LE(pushes, 30 * 13 * 2 / 3.);
+  EXPECT_GE(pushes, all * 4);  // 13 steps of an epoch are 4, 4, 4 and 1
+  EXPECT_LE(pushes, all * 13 * 2 / 3.);
   EXPECT_TRUE(learned(runs[0]));
 
   run.fit.stop_after = 31;
@@ -411,14 +416,14 @@ TEST(ParameterServer, RoundsOfSeveralWorkersTrainEveryBatchOnceAndPushSeldom) {
 TEST(ParameterServer, AQuorumOfRoundsTrainsEveryBatchOnce) {
   for (bool narrow : {false, true}) {
     Recipe run{.stragglers = {.mean = 0.001, .slower = {{2, 8}}}};
-    run.fit.epochs = 30;
+    const int all = run.fit.epochs = epochs(30);
     std::atomic<std::int64_t> pictures = 0;
     run.transform = [&](Batch& b) { pictures += b.size(); };
     auto options = rounds("outer:H=4,momentum=0.5,lr=0.7", "quorum:2,grace=0.005+delayed-nesterov:every=1");
     if (narrow) options.wire = DType::bf16;
     const auto runs = on_ranks<Plain>(3, options, run, {.shared_memory = !narrow});
-    EXPECT_EQ(pictures, 30 * 208 + 3 * 16);  // fit() looks at a batch beforehand
-    EXPECT_EQ(runs[0].report.steps, 30 * 13);
+    EXPECT_EQ(pictures, all * 208 + 3 * 16);  // fit() looks at a batch beforehand
+    EXPECT_EQ(runs[0].report.steps, all * 13);
     EXPECT_TRUE(learned(runs[0]));
     double pushes = -6;  // each worker's first pull and last
     for (const Ended& e : runs) pushes += e.measure("exchanges");

@@ -596,7 +596,7 @@ TEST(Ucx, AStandstillIsAWarning) {
       auto c = Connected(m.place(rank), d, variables({})).communicator();
       if (node) c = on_node(std::move(c));
       std::vector<float> x(100000, 1);
-      if (rank == 1) sleep(3);
+      if (rank == 1) usleep(2000000);
       Work work = c->all_reduce(buffer(x));
       if (rank == 2)  // as a thread does that has several under way
         while (!work.done()) c->rest();

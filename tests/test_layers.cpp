@@ -25,6 +25,7 @@
 using namespace tandem;
 using test::close;
 using test::Dumps;
+using test::holds;
 using test::refused;
 using test::Tiny;
 using test::weights_of;
@@ -505,7 +506,7 @@ TEST(Fit, NonFiniteLossStopsBeforeItDoesHarm) {
     const nlohmann::json& last = lines[lines.size() - 2];
     ASSERT_EQ(last["event"], "not_finite");
     EXPECT_EQ(last["step"], 3);
-    EXPECT_NE(last["reason"].get<std::string>().find("log in squash"), std::string::npos);
+    EXPECT_TRUE(holds(last["reason"].get<std::string>(), {"log in squash"}));
 
     five.spoil = [](std::vector<double>& picture) { picture[7] = NAN; };
     WithLogarithm again;
@@ -700,7 +701,7 @@ TEST(Fit, StopsAtTheStepAfterSigterm) {
   FitReport report = t.run(options);
   EXPECT_TRUE(report.stopped);
   EXPECT_EQ(report.steps, 3);
-  EXPECT_NE(test::contents(options.metrics).find("\"stopped\":1,\"reason\":\"SIGTERM\""), std::string::npos);
+  EXPECT_TRUE(holds(test::contents(options.metrics), {"\"stopped\":1,\"reason\":\"SIGTERM\""}));
   EXPECT_EQ(stopping_signal(), SIGTERM);
   t.run(quiet(1));
   EXPECT_EQ(stopping_signal(), 0);
@@ -760,7 +761,7 @@ TEST(Fit, ASignalThatComesAfterAnotherRanksStopIsNamed) {
   testing::internal::CaptureStderr();
   t.run(options, &told);
   const std::string said = testing::internal::GetCapturedStderr();
-  EXPECT_NE(said.find("stopped after step 1 of 15 (SIGTERM)"), std::string::npos) << said;
+  EXPECT_TRUE(holds(said, {"stopped after step 1 of 15 (SIGTERM)"}));
 }
 
 // A launcher ends the ranks that are left while one of them still takes down its connections: its error is printed all
@@ -887,7 +888,7 @@ TEST(CommandLine, WhatCannotBeMeantTogetherIsRefused) {
       ADD_FAILURE() << words[0] << " " << words[1] << " was accepted; expected: " << parts[0];
     } catch (const UsageError& e) {
       for (const std::string& part : parts)
-        EXPECT_NE(std::string(e.what()).find(part), std::string::npos) << e.what() << "\nwithout: " << part;
+        EXPECT_TRUE(holds(std::string(e.what()), {part})) << e.what() << "\nwithout: " << part;
     }
   const Words accepted[] = {
       {"--resume", run, "--checkpoint", run},           {"--resume", last, "--checkpoint", link},

@@ -219,7 +219,7 @@ TEST(SyncBatchNorm, RanksTogetherTrainAsOneMachine) {
 
 TEST(SyncBatchNorm, RanksThatDisagreeAboutItAreTold) {
   for (const Ended& run : on_ranks(2, [](Strategy&s, Ended&r) { train(s, r, 2, s.rank() == 0); }))
-    EXPECT_NE(run.said.find("start all ranks with the same program and options"), std::string::npos) << run.said;
+    EXPECT_TRUE(holds(run.said, {"start all ranks with the same program and options"}));
 }
 
 // The whole loop, in single precision; on twins of devices, too.
@@ -251,14 +251,14 @@ TEST(SyncBatchNorm, FitEndsWithTheSameOnEveryRank) {
   shown.profiler.summary = true;  // for which rank 0 runs the model by itself
   testing::internal::CaptureStdout();
   same_bits(fits(3, shown));
-  EXPECT_NE(testing::internal::GetCapturedStdout().find("bn3"), std::string::npos);
+  EXPECT_TRUE(holds(testing::internal::GetCapturedStdout(), {"bn3"}));
   same_bits(fits(2, {.epochs = 2, .accumulate = 2}));
 }
 
 // The ranks look for the cause each by itself: the one that has it finds it before it runs the model.
 TEST(SyncBatchNorm, ALossThatIsNotFiniteStopsEveryRank) {
   for (const Ended& run : fits(3, {.epochs = 3}, 1))
-    EXPECT_NE(run.said.find("the loss or its gradient is not finite"), std::string::npos) << run.said;
+    EXPECT_TRUE(holds(run.said, {"the loss or its gradient is not finite"}));
 }
 
 TEST(SyncBatchNorm, DevicesGiveTheBitsOfTheHost) {
@@ -269,7 +269,7 @@ TEST(SyncBatchNorm, DevicesGiveTheBitsOfTheHost) {
     twin.behind = true;
     fit_on(twin, s, run, {.epochs = 3});
   });
-  EXPECT_NE(testing::internal::GetCapturedStderr().find("cannot be recorded: batch norm exchanges"), std::string::npos);
+  EXPECT_TRUE(holds(testing::internal::GetCapturedStderr(), {"cannot be recorded: batch norm exchanges"}));
   same_bits(host);
   same_bits(twins);
   EXPECT_TRUE(twins[0].weights == host[0].weights && twins[0].buffers == host[0].buffers);

@@ -1,6 +1,5 @@
 // What a training run rests on beside the loop itself: optimizers, averages, accumulation, checkpoints, early stop.
 #include <gtest/gtest.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -341,36 +340,7 @@ TEST(Accumulating, HooksFireOnceAStepAndABadBatchIsFound) {
                       {"step 4 ", "epoch 2, batch 2", "pictures"}));
 }
 
-// ---- mixup, dropout: the same numbers for any ranks -----------------------------------------------------------------
-TEST(RandomStreams, DropoutMasksDoNotDependOnRanks) {
-  for (const test::BackendKind& kind : test::backends()) {
-    std::unique_ptr<Backend> backend = kind.make();
-    Dataset data = pictures(64);
-    StepState state;
-    state.epoch = 3, state.seed = 9;
-    Tensor on_device(*backend, {std::int64_t(sizeof state)}, DType::u8);
-    backend->upload(on_device.raw_write(), &state, sizeof state);
-    std::map<int, std::vector<double>> masks[3];
-    for (int w = 0; w < 3; w++)
-      for (int rank = 0; rank < 1 << w; rank++) {
-        Loader loader(data.train, {.batch = 16, .seed = 4, .rank = rank, .world = 1 << w}, *backend);
-        loader.start(3);
-        for (Batch batch; loader.next(batch);) {
-          mode().step_state = on_device;
-          mode().samples = batch.samples, mode().draws = 0;
-          const std::vector<double> y =
-              dropout(Variable(Tensor::full(*backend, {batch.size(), 10}, 1)), 0.4, 2).value().values();
-          mode().step_state = mode().samples = {};
-          const std::vector<double> who = batch.samples.values();
-          for (std::size_t i = 0; i < who.size(); i++)
-            masks[w][int(who[i])] = {y.begin() + 10 * i, y.begin() + 10 * i + 10};
-        }
-      }
-    EXPECT_EQ(masks[0].size(), 64u);
-    EXPECT_TRUE(masks[0] == masks[1] && masks[0] == masks[2]) << kind.name;
-  }
-}
-
+// ---- mixup ----------------------------------------------------------------------------------------------------------
 TEST(Mixup, LossIsTheMixtureOfTwoLosses) {
   std::unique_ptr<Backend> backend = reference_backend();
   Batch batch;
@@ -627,16 +597,10 @@ TEST_F(Checkpoint, AFullDiskLeavesTheEarlierOne) {
   const std::string before = test::contents(last("run"));
   options.resume = options.checkpoint;
   options.stop_after = 5;
-  struct rlimit old {
-  }, small{};
-  getrlimit(RLIMIT_FSIZE, &old);
-  small = {before.size() / 2, old.rlim_max};
-  auto handler = std::signal(SIGXFSZ, SIG_IGN);
-  setrlimit(RLIMIT_FSIZE, &small);
-  testing::AssertionResult said = refused([&] { run({}, options); }, {last("run"), "unchanged"});
-  setrlimit(RLIMIT_FSIZE, &old);
-  std::signal(SIGXFSZ, handler);
-  EXPECT_TRUE(said);
+  {
+    const test::FileLimit full(before.size() / 2);
+    EXPECT_TRUE(refused([&] { run({}, options); }, {last("run"), "unchanged"}));
+  }
   EXPECT_TRUE(test::contents(last("run")) == before);
   EXPECT_EQ(files_in(folder.file("run")), 1) << "no half-written file is left";
 }
