@@ -505,7 +505,7 @@ TEST(Ranges, FilesAreThoseOfThePlainModel) {
 // One run: 1 rank with the plain layer, then 3, 2 and 4 with slices, then 1 again.
 TEST(Ranges, ARunGoesOnWithAnyNumberOfSlices) {
   TemporaryFolder folder;
-  auto run = [&](Strategy& s, const Over& over, FitOptions o) {
+  auto run = [&](Strategy& s, const Over& over, RunConfig o) {
     auto backend = reference_backend(1);
     Dataset data = synthetic({.side = 8, .channels = 1, .train = 203, .test = 61, .seed = 3});
     Loader train(data.train, {.batch = 48, .seed = 2, .prefetch = 0}, *backend),
@@ -518,7 +518,7 @@ TEST(Ranges, ARunGoesOnWithAnyNumberOfSlices) {
     return whole(flat, flat.values, s);
   };
   Strategy one;
-  FitOptions o = quiet(4);
+  RunConfig o = quiet(4);
   o.import_export.export_torch = folder.file("weights");
   const Numbers want = run(one, nullptr, o);
   const std::string exported = contents(o.import_export.export_torch);

@@ -112,7 +112,7 @@ TEST(LossScaling, AResumedRunGivesTheBitsOfTheUninterruptedOne) {
         auto model = make_model("lenet5", 10, 1, 28);
         auto optimizer = make_optimizer({.learning_rate = 0.01, .optimizer = name});
         optimizer->loss_scaling = scaling;
-        FitOptions options{.epochs = 4, .progress = false};
+        RunConfig options{.epochs = 4, .progress = false};
         options.stop_after = stop_after;
         if (saves) options.checkpoint = place;
         if (resumes) options.resume = place;
