@@ -13,8 +13,8 @@ while read -r room most; do
 done <<'END'
 core 7272
 autograd 3581
-layers 6986
-datasets 2169
+layers 6945
+datasets 2096
 cuda 2797
 dist 12568
 examples 1226

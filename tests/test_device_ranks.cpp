@@ -59,12 +59,12 @@ Ended train(Backend& backend, Strategy& strategy, const Recipe& r) {
   if (r.each) o.transform = [&](Batch&) { r.each(strategy, made++); };
   Loader source(data.train, o, backend), test(data.test, {.batch = 31, .shuffle = false, .prefetch = 0}, backend);
   Odd model;
-  Options choice;
+  RunConfig choice;
   choice.optimizer = r.optimizer;
   choice.learning_rate = r.rate;
   choice.clip = 5;
   auto optimizer = make_optimizer(choice);
-  FitOptions options{.epochs = 3, .progress = false, .accumulate = r.accumulate, .ema = r.ema};
+  RunConfig options{.epochs = 3, .progress = false, .accumulate = r.accumulate, .ema = r.ema};
   const FitReport report =
       fit(model, cross_entropy_loss(0.1), *optimizer, backend, {source, nullptr, &test}, options, &strategy);
   for (auto& [name, p] : model.parameters())

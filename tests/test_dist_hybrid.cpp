@@ -360,7 +360,7 @@ TEST(Hybrid, EvaluatesAndPredictsAsThePlainModel) {
 // One run: 1 rank, then 4, 3 and 2 with slices, then 1 again. And what is written at the end is the plain model's.
 TEST(Hybrid, ARunGoesOnWithAnyNumberOfRanks) {
   TemporaryFolder folder;
-  auto run = [&](Strategy& s, FitOptions o) {
+  auto run = [&](Strategy& s, RunConfig o) {
     auto backend = reference_backend(1);
     Dataset data = synthetic({.side = 8, .channels = 1, .train = 203, .test = 61, .seed = 3});
     Loader train(data.train, {.batch = 48, .seed = 2, .prefetch = 0}, *backend),
@@ -378,7 +378,7 @@ TEST(Hybrid, ARunGoesOnWithAnyNumberOfRanks) {
     return all;
   };
   Strategy one;
-  FitOptions o = quiet(4);
+  RunConfig o = quiet(4);
   const Numbers want = run(one, o);
   o.checkpoint = folder.file("run");
   o.stop_after = 5;
@@ -414,7 +414,7 @@ TEST(Hybrid, ARunGoesOnWithAnyNumberOfRanks) {
 // Asynchronous machines: rank 0's host evaluates and saves by itself, and another number of ranks reads the file.
 TEST(Hybrid, AsynchronousMachinesEvaluateSaveAndGoOn) {
   TemporaryFolder folder;
-  auto run = [&](Strategy& s, FitOptions o) {
+  auto run = [&](Strategy& s, RunConfig o) {
     auto backend = reference_backend(1);
     Dataset data = synthetic({.side = 8, .channels = 1, .train = 203, .test = 61, .seed = 3});
     Loader train(data.train, {.batch = 24, .seed = 2, .prefetch = 0}, *backend),
@@ -429,7 +429,7 @@ TEST(Hybrid, AsynchronousMachinesEvaluateSaveAndGoOn) {
     FlatParameters flat(model, *backend, 1);
     return whole(flat, flat.values, one);
   };
-  FitOptions o = quiet(4);
+  RunConfig o = quiet(4);
   o.checkpoint = folder.file("run");
   for (auto [here, hosts, how] :
        {std::tuple{2, 2, "asgd-m"}, {3, 2, "ddc-asgd"}, {2, 3, "ssp:1+dc-asgd-a"}, {2, 2, "all-reduce"}}) {

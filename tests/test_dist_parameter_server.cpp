@@ -51,7 +51,7 @@ struct Ended {
 };
 
 struct Recipe {
-  FitOptions fit = {.epochs = 2, .schedule = Schedule::parse("cosine"), .progress = false};
+  RunConfig fit = {.epochs = 2, .schedule = "cosine", .progress = false};
   SGDOptions sgd = {.learning_rate = 0.05, .momentum = 0.9, .weight_decay = 1e-3};
   std::int64_t batch = 16;
   double clip = 0;
@@ -272,7 +272,7 @@ TEST(ParameterServer, BspHasTheStepsAndRatesOfAllReduceAndOfOneMachine) {
   Recipe run;
   run.batch = 17;  // no number of ranks here divides it, nor the 4 pictures of an epoch's last batch
   for (const char* schedule : {"one-cycle", "step:1:0.1", "cosine"}) {
-    run.fit.schedule = Schedule::parse(schedule);
+    run.fit.schedule = schedule;
     run.fit.accumulate = schedule == std::string("cosine") ? 3 : 1;
     const Ended alone = train<Plain>(nullptr, run);
     for (int n : {2, 3, 4}) {
@@ -347,7 +347,7 @@ TEST(ParameterServer, WhatResumesGoesOn) {
   const auto folder = std::filesystem::temp_directory_path() / "tandem-test-ps";
   std::filesystem::remove_all(folder);
   Recipe all, half;
-  all.fit.schedule = half.fit.schedule = Schedule::parse("cosine");
+  all.fit.schedule = half.fit.schedule = "cosine";
   half.fit.stop_after = 17;
   half.fit.checkpoint = folder.string();
   const Ended whole = on_ranks(1, by("ddc-asgd"), all)[0];

@@ -65,7 +65,7 @@ struct Bench {
     SGD sgd({.learning_rate = rate, .momentum = 0.9, .nesterov = nesterov, .weight_decay = 5e-4});
     Strategy alone;
     fit(net, cross_entropy_loss(), sgd, *backend, {train, nullptr, nullptr},
-        {.epochs = 3, .schedule = Schedule::parse(schedule), .progress = false}, &alone);
+        {.epochs = 3, .schedule = schedule, .progress = false}, &alone);
     return weights_of(net);
   }
 };

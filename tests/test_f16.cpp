@@ -74,7 +74,7 @@ TEST(LossScaling, HalvesAtAnOverflowAndDoublesAfterPatience) {
 struct Training {
   std::string optimizer = "sgd";
   double rate = 0.05, clip = 0;
-  FitOptions fit = {.epochs = 2, .progress = false};
+  RunConfig fit = {.epochs = 2, .progress = false};
 };
 // The weights after it, and the optimizer's state.
 std::pair<std::vector<double>, StepState> trained(const std::optional<LossScaling>& scaling, const Training& t = {}) {

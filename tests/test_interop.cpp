@@ -182,7 +182,7 @@ TEST(TorchWeights, OnlyAnEarlierExportIsReplaced) {
     Loader train(data.train, {.batch = 16}, *backend);
     auto model = make_model("mlp", 10, 1, 28);
     SGD sgd({.learning_rate = 0.05});
-    FitOptions options{.epochs = 1, .progress = false};
+    RunConfig options{.epochs = 1, .progress = false};
     options.import_export = {.import_torch = import, .export_torch = torch, .export_onnx = onnx};
     options.checkpoint = folder.file("run" + std::to_string(runs++));
     options.stop_after = 1;

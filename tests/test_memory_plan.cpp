@@ -897,7 +897,7 @@ TEST(Recompute, FitTrainsAMarkedModuleToTheSameBits) {
     (*model).recompute = marked;
     SGD sgd({.learning_rate = 0.05});
     auto seen = std::make_shared<HasPlan>();
-    FitOptions o;
+    RunConfig o;
     o.progress = false;
     o.callbacks = {seen};
     fit(*model, cross_entropy_loss(), sgd, *backend, {train, nullptr, nullptr}, o);

@@ -37,7 +37,7 @@ struct Recipe {
   bool moves = false;  // every batch comes in memory of its own
 };
 
-Trained train(Backend& backend, const Recipe& r, std::function<void(FitOptions&)> change = {}) {
+Trained train(Backend& backend, const Recipe& r, std::function<void(RunConfig&)> change = {}) {
   Trained out;
   Dataset data = synthetic({.side = 28, .train = r.pictures, .test = 20});
   std::vector<Tensor> all;  // kept, or the allocator gives the same memory again
@@ -54,13 +54,12 @@ Trained train(Backend& backend, const Recipe& r, std::function<void(FitOptions&)
                 backend);
   Loader held(data.test, {.batch = 20, .shuffle = false, .prefetch = 0}, backend);
   auto model = make_model("lenet5", 10, 1, 28);
-  Options o;
+  RunConfig o;
   o.optimizer = r.optimizer;
   o.learning_rate = 0.01;
   o.clip = 5;
   auto optimizer = make_optimizer(o);
-  FitOptions options{
-      .epochs = 3, .schedule = Schedule::parse("cosine"), .progress = false, .accumulate = r.accumulate, .ema = r.ema};
+  RunConfig options{.epochs = 3, .schedule = "cosine", .progress = false, .accumulate = r.accumulate, .ema = r.ema};
   if (change) change(options);
   Strategy one;
   testing::internal::CaptureStderr();
@@ -76,7 +75,7 @@ Trained train(Backend& backend, const Recipe& r, std::function<void(FitOptions&)
 }
 
 // Trains with and without recording, and returns what the twin did.
-Trained same_bits(const Recipe& r, bool refuses = false, std::function<void(FitOptions&)> change = {}) {
+Trained same_bits(const Recipe& r, bool refuses = false, std::function<void(RunConfig&)> change = {}) {
   auto plain_backend = reference_backend(1);
   Twin twin;
   twin.refuses = refuses;
@@ -124,7 +123,7 @@ TEST(RecordedStep, WithinABudgetOfMemoryItIsRecordedWhenThePlanStands) {
     auto plain_backend = reference_backend(1);
     test::Clocked twin;
     twin.behind = behind;
-    const auto change = [](FitOptions& o) { o.epochs = 6, o.memory_budget = std::size_t{1} << 30; };
+    const auto change = [](RunConfig& o) { o.epochs = 6, o.memory_budget = std::size_t{1} << 30; };
     EXPECT_EQ(train(*plain_backend, {}, change).weights, train(twin, {}, change).weights);
     EXPECT_EQ(twin.log.substr(0, 6), "ss[s]r");
     EXPECT_LT(twin.log.size(), 24u) << "the first steps are not counted: their plan changes";
@@ -139,7 +138,7 @@ TEST(RecordedStep, ABatchInOtherMemoryEachTimeIsNotRecorded) {
 
 TEST(RecordedStep, StepsThatAreLookedAtRunOnTheHost) {
   test::TemporaryFolder folder;
-  const Trained looked = same_bits({}, false, [&](FitOptions& o) {
+  const Trained looked = same_bits({}, false, [&](RunConfig& o) {
     o.profiler.trace = folder.file("trace.json");
     o.profiler.warm_up = 5;
     o.profiler.steps = 2;
@@ -175,7 +174,7 @@ struct Followed : Twin {
 TEST(RecordedStep, ATraceHasTheDevicesLanesOfTheStepsThatAreLookedAt) {
   test::TemporaryFolder folder;
   Followed twin;
-  train(twin, {}, [&](FitOptions& o) {
+  train(twin, {}, [&](RunConfig& o) {
     o.profiler.trace = folder.file("trace.json");
     o.profiler.warm_up = 5;
     o.profiler.steps = 2;

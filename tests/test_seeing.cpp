@@ -333,7 +333,7 @@ struct Looked {
   FitReport report;
   std::string said, complained, failure;
   std::vector<double> weights;
-  explicit Looked(const std::function<void(FitOptions&, const TemporaryFolder&)>& change, double smoothing = 0) {
+  explicit Looked(const std::function<void(RunConfig&, const TemporaryFolder&)>& change, double smoothing = 0) {
     auto backend = cpu_backend(1);
     backend->deterministic(true);  // a stopwatch may choose another convolution the second time, and so other last bits
     Dataset data = synthetic({.side = 28, .train = 128, .test = 64});
@@ -341,7 +341,7 @@ struct Looked {
     Loader test(data.test, {.batch = 32, .shuffle = false}, *backend);
     auto model = make_model("lenet5", 10, 1, 28);
     SGD sgd({.learning_rate = 0.05, .momentum = 0.9});
-    FitOptions options{.epochs = 2, .schedule = Schedule::parse("constant"), .progress = false};
+    RunConfig options{.epochs = 2, .schedule = "constant", .progress = false};
     options.metrics = folder.file("run.jsonl");
     change(options, folder);
     testing::internal::CaptureStdout();
@@ -358,9 +358,9 @@ struct Looked {
 };
 
 TEST(SeeingFit, EverythingAtOnceAndTheSameWeights) {
-  Looked plain([](FitOptions&, const TemporaryFolder&) {});
+  Looked plain([](RunConfig&, const TemporaryFolder&) {});
   EXPECT_EQ(plain.said, "");
-  Looked all([](FitOptions& o, const TemporaryFolder& f) {
+  Looked all([](RunConfig& o, const TemporaryFolder& f) {
     o.profiler = {.summary = true,
                   .dot = f.file("tape.dot"),
                   .profile = true,
@@ -423,29 +423,29 @@ TEST(SeeingFit, ProfileSumsToTheStep) {
 }
 
 TEST(SeeingFit, OneBatchIsLearntByHeartAndItsVerdictCanBeNo) {
-  Looked good([](FitOptions& o, const TemporaryFolder&) { o.overfit_batch = true, o.epochs = 1, o.progress = true; });
+  Looked good([](RunConfig& o, const TemporaryFolder&) { o.overfit_batch = true, o.epochs = 1, o.progress = true; });
   EXPECT_TRUE(holds(good.said, {"the model can learn"}));
   EXPECT_TRUE(holds(good.complained, {"of 300 (loss below 0.01)"}));
   EXPECT_LT(good.report.steps, 300);
-  auto still = [](FitOptions& o, std::int64_t steps) {
+  auto still = [](RunConfig& o, std::int64_t steps) {
     o.overfit_batch = true, o.epochs = 1, o.stop_after = steps;
-    o.schedule = Schedule::parse("warmup:1000000+constant");  // a learning rate of nearly nothing
+    o.schedule = "warmup:1000000+constant";  // a learning rate of nearly nothing
   };
-  Looked bad([&](FitOptions& o, const TemporaryFolder&) { still(o, 0); });
+  Looked bad([&](RunConfig& o, const TemporaryFolder&) { still(o, 0); });
   EXPECT_TRUE(holds(bad.failure, {"does NOT learn"}));
   EXPECT_TRUE(holds(test::contents(bad.folder.file("run.jsonl")), {"\"end\""}));
-  Looked brief([&](FitOptions& o, const TemporaryFolder&) { still(o, 5); });
+  Looked brief([&](RunConfig& o, const TemporaryFolder&) { still(o, 5); });
   EXPECT_TRUE(holds(brief.failure, {"cannot tell whether the model learns: too few steps"}));
   EXPECT_EQ(bad.said + brief.said, "") << "a verdict that is none";
-  Looked smooth([](FitOptions& o, const TemporaryFolder&) { o.overfit_batch = true, o.epochs = 1; }, 0.1);
+  Looked smooth([](RunConfig& o, const TemporaryFolder&) { o.overfit_batch = true, o.epochs = 1; }, 0.1);
   EXPECT_TRUE(holds(smooth.said, {"it learns, but not to zero"})) << smooth.failure;
 }
 
 TEST(SeeingFit, WhatNoStepCanFillIsNotWritten) {
   TemporaryFolder run;
-  auto options = [&](FitOptions& o) { o.checkpoint = run.file("run"); };
-  Looked first([&](FitOptions& o, const TemporaryFolder&) { options(o); });
-  auto looks = [&](FitOptions& o, const TemporaryFolder& f) {
+  auto options = [&](RunConfig& o) { o.checkpoint = run.file("run"); };
+  Looked first([&](RunConfig& o, const TemporaryFolder&) { options(o); });
+  auto looks = [&](RunConfig& o, const TemporaryFolder& f) {
     o.resume = run.file("run");
     o.profiler = {.dot = f.file("tape.dot"), .trace = f.file("trace.json"), .warm_up = 2, .steps = 2};
   };
@@ -454,14 +454,14 @@ TEST(SeeingFit, WhatNoStepCanFillIsNotWritten) {
     EXPECT_FALSE(std::filesystem::exists(nothing.folder.file(file)));
     EXPECT_TRUE(holds(nothing.complained, {std::string(file) + ": not written"}));
   }
-  Looked third([&](FitOptions& o, const TemporaryFolder& f) {  // steps 17 to 24: those looked at are among them
+  Looked third([&](RunConfig& o, const TemporaryFolder& f) {  // steps 17 to 24: those looked at are among them
     looks(o, f);
     o.epochs = 3;
   });
   EXPECT_EQ(third.complained, "");
   EXPECT_TRUE(holds(test::contents(third.folder.file("trace.json")), {"\"conv2d\""}));
 
-  Looked other([](FitOptions& o, const TemporaryFolder& f) {
+  Looked other([](RunConfig& o, const TemporaryFolder& f) {
     o.profiler.dot = f.file("thesis.dot");
     write_file(o.profiler.dot, "graph of mine {}");
   });
@@ -475,10 +475,10 @@ TEST(SeeingFit, SummarySaysWhatThisTrainingKeeps) {
     Dataset data = synthetic({.side = 28, .train = 32, .test = 16});
     Loader train(data.train, {.batch = 16}, *backend);
     auto model = make_model("mlp", 10, 1, 28);
-    Options o;
+    RunConfig o;
     o.optimizer = optimizer;
     auto made = make_optimizer(o);
-    FitOptions options{.epochs = 1, .progress = false, .ema = ema, .stop_after = 1};
+    RunConfig options{.epochs = 1, .progress = false, .ema = ema, .stop_after = 1};
     options.profiler.summary = true;
     testing::internal::CaptureStdout();
     fit(*model, cross_entropy_loss(), *made, *backend, {train}, options);

@@ -223,7 +223,7 @@ TEST(SyncBatchNorm, RanksThatDisagreeAboutItAreTold) {
 }
 
 // The whole loop, in single precision; on twins of devices, too.
-void fit_on(Backend& backend, Strategy& strategy, Ended& run, FitOptions options, int broken = -1) {
+void fit_on(Backend& backend, Strategy& strategy, Ended& run, RunConfig options, int broken = -1) {
   Dataset data = synthetic({.side = 6, .channels = 1, .train = 61, .test = 20, .seed = 3});
   LoaderOptions o{.batch = 24 / strategy.size(), .seed = 2, .prefetch = 0};
   if (strategy.rank() == broken) o.transform = [](Batch& b) { b.images.fill(std::nan("")); };
@@ -239,7 +239,7 @@ void fit_on(Backend& backend, Strategy& strategy, Ended& run, FitOptions options
     for (double v : s->tensor.values()) run.buffers.push_back(v);
 }
 
-std::vector<Ended> fits(int n, const FitOptions& options, int broken = -1) {
+std::vector<Ended> fits(int n, const RunConfig& options, int broken = -1) {
   return on_ranks(n, [&](Strategy& s, Ended& run) {
     auto backend = reference_backend(1);
     fit_on(*backend, s, run, options, broken);
@@ -247,7 +247,7 @@ std::vector<Ended> fits(int n, const FitOptions& options, int broken = -1) {
 }
 
 TEST(SyncBatchNorm, FitEndsWithTheSameOnEveryRank) {
-  FitOptions shown{.epochs = 2};
+  RunConfig shown{.epochs = 2};
   shown.profiler.summary = true;  // for which rank 0 runs the model by itself
   testing::internal::CaptureStdout();
   same_bits(fits(3, shown));
