@@ -139,7 +139,7 @@ class Rounds : public Replicas {
       optimizer_ = nullptr;
       between_.end(), in_host_.end();
       flights_ = {};
-      method_.reset();
+      method_->release();
     }
     std::uint64_t sent = between_.sent_bytes();
     if (across_ != communicator_) sent += in_host_.sent_bytes() + communicator_->traffic().bytes;

@@ -74,6 +74,7 @@ class RoundMethod {
 
   // ---- its vectors --------------------------------------------------------------------------------------------------
   virtual void allocate(const FlatParameters& flat) { (void)flat; }
+  virtual void release() {}                         // before the memory of the device is gone
   virtual void start(const Tensor& x) { (void)x; }  // the whole vector, before the first step
   // All ranks have these weights: an epoch begins, or a step has waited for a sum of the whole vector.
   virtual void equal(const Tensor& x) { (void)x; }
