@@ -16,7 +16,7 @@ autograd 3581
 layers 6903
 datasets 2096
 cuda 2797
-dist 12406
+dist 12410
 examples 1225
 examples/course 1200
 tests 24193
