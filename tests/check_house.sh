@@ -11,7 +11,7 @@ while read -r room most; do
   is=$(lines "$room")
   [ "$is" -le "$most" ] || { echo "$room has $is lines of code, more than its ceiling of $most"; wrong=1; }
 done <<'END'
-core 7270
+core 7266
 autograd 3581
 layers 6903
 datasets 2096
