@@ -901,7 +901,7 @@ TEST(Channels, AKilledRankComesBackTwice) {
     Listener l(*c);
     board[rank] = 1;
     if (rank == 2) {
-      // A rank without a block of its own is sent bytes, not their place.
+      // A rank that has no block of its own receives bytes, not their place.
       l.until([&] { return board[0] && board[1] && board[3]; });
       // To all, and an answer of all: of this incarnation.
       for (int to : {0, 1, 3}) deliver(*c, to, {c->incarnation()}, std::as_bytes(std::span(mine, 8)));

@@ -5,6 +5,7 @@
 
 #include "core/backend.h"
 #include "core/elementwise.h"
+#include "core/text.h"
 #include "dist/lab/simulation.h"
 #include "dist/server/asynchrony.h"
 #include "dist/server/server_layout.h"
@@ -206,7 +207,7 @@ int vectors_of_a_worker(const SimulatorOptions& options) {
   if (text != "all-reduce" && !Asynchrony::is_one(text))
     refuse("the simulator has no strategy '", text,
            "': choose all-reduce, local-sgd:STEPS, post-local-sgd:STEPS, cocod-sgd:STEPS, easgd:STEPS, ",
-           "outer:H=STEPS, ", Asynchrony::forms());
+           "outer:H=STEPS, ", listed(Asynchrony::names()));
   const auto how = Asynchrony::parse(text == "all-reduce" ? "bsp" : text);
   how.check_workers(text, options.cluster.workers);
   const auto keeps = rule_of(options, how.rule)->keeps();

@@ -108,7 +108,7 @@ class Rounds : public Replicas {
     equal_ = turn.waits && turn.fragments == 1;
   }
 
-  // As all ranks know it, if each makes its own steps.
+  // If each rank makes its own steps, the flags of the last exchange decide, which are the same on all ranks.
   std::optional<std::string> not_finite(const StepState& state) const override {
     if (ranks_.synchronous || size() == 1) return Strategy::not_finite(state);
     if (not_finite_ < 0) return {};
@@ -289,8 +289,8 @@ class Rounds : public Replicas {
   Optimizer* optimizer_ = nullptr;
   std::array<Flight, 2> flights_;  // an exchange may begin before the last one is merged
   std::size_t flight_ = 0;
-  int not_finite_ = -1;                             // the first rank with such a step, as all ranks know
-  int group_ = 0;                                   // whose turn it is
+  int not_finite_ = -1;  // the first rank whose step was not finite, by those flags; −1: none
+  int group_ = 0;        // whose turn it is
   std::int64_t steps_ = 0, batch_ = 0, last_ = -1;  // of the run, and of the epoch
   std::int64_t bucket_ = 0;                         // bytes of the largest, in f32
   bool exchanges_ = false;                          // with other ranks, or by a method that acts alone

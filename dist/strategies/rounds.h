@@ -97,8 +97,8 @@ struct RoundsOptions {
   std::shared_ptr<SlicedClassifier> classifier = nullptr;  // divided over the ranks of a host (hybrid.h)
 };
 
-// make: called by begin(); end() destroys the method, while the memory of the device exists. Throws CommunicationError
-// from begin() and at exchanges if another rank fails, and Error if the ranks have different models.
+// make: called by begin(). end() releases the method's vectors. Throws CommunicationError from begin() and at exchanges
+// if another rank fails, and Error if the ranks have different models.
 std::unique_ptr<Strategy> rounds(RoundRanks ranks, const std::string& name,
                                  std::function<std::unique_ptr<RoundMethod>()> make, const RoundsOptions& options = {});
 

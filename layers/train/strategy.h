@@ -120,7 +120,7 @@ class Strategy {
     return asked || (plan_.stop_after > 0 && step >= plan_.stop_after);
   }
   // May be called on any rank. A strategy for several ranks sends the request to all ranks in an exchange, and then
-  // sets stop_ on all of them (Replicas::agree()).
+  // sets stop_ on all of them.
   void request_stop() { stop_requested_ = true; }
   // The text of every rank, in the order of ranks: of all ranks, or of those that evaluate and save together.
   enum class Among { all, evaluating };
