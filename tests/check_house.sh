@@ -11,15 +11,15 @@ while read -r room most; do
   is=$(lines "$room")
   [ "$is" -le "$most" ] || { echo "$room has $is lines of code, more than its ceiling of $most"; wrong=1; }
 done <<'END'
-core 7272
-autograd 3581
+core 7108
+autograd 3574
 layers 6986
 datasets 2169
-cuda 2797
+cuda 2693
 dist 12678
 examples 1226
 examples/course 1200
-tests 24983
+tests 24952
 END
 if clang-format --version 2>/dev/null | grep -q 'version 14\.'; then
   find core autograd layers datasets cuda dist examples tests -name '*.cpp' -o -name '*.h' -o -name '*.cu' |
