@@ -11,7 +11,7 @@ while read -r room most; do
   is=$(lines "$room")
   [ "$is" -le "$most" ] || { echo "$room has $is lines of code, more than its ceiling of $most"; wrong=1; }
 done <<'END'
-core 7108
+core 7063
 autograd 3574
 layers 6986
 datasets 2169
