@@ -31,7 +31,8 @@ struct Saved {
   Saved(Tensor t, std::uint64_t w) : tensor(std::move(t)), writes(w) { count(1); }
   Saved(Saved&& o) noexcept = default;
   Saved& operator=(Saved o) noexcept {
-    std::swap(tensor, o.tensor), std::swap(writes, o.writes);
+    std::swap(tensor, o.tensor);
+    std::swap(writes, o.writes);
     return *this;
   }
   ~Saved() { count(-1); }

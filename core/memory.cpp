@@ -292,7 +292,10 @@ void CachingAllocator::give(void* block) noexcept {
     auto piece = pieces_.find(static_cast<std::byte*>(block));
     bytes = piece->second.bytes;
     use = piece->second.use;
-    if (budget_) piece->second.touched = true, touched_free_ += bytes;
+    if (budget_) {
+      piece->second.touched = true;
+      touched_free_ += bytes;
+    }
     give_large(piece);
   }
   statistics_.live_blocks--;
@@ -328,7 +331,10 @@ void CachingAllocator::give_large(Pieces::iterator piece) {
 void CachingAllocator::forget_touched(std::size_t bytes, bool discard) {
   std::vector<std::byte*> places;
   for (std::size_t found = 0; const auto& [pool, size, at] : free_large_)
-    if (pieces_.at(at).touched && found < bytes) places.push_back(at), found += size;
+    if (pieces_.at(at).touched && found < bytes) {
+      places.push_back(at);
+      found += size;
+    }
   for (std::byte* at : places) {
     auto piece = pieces_.find(at);
     free_large_.erase({piece->second.pool, piece->second.bytes, at});

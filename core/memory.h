@@ -299,7 +299,10 @@ class Storage : public Counted {
 
   Residency residency() const { return rare_ ? rare_->residency : Residency::resident; }
   bool movable() const { return !rare_ || (!rare_->owner && rare_->segments.empty()); }
-  void keep(Keeper* keeper, int id) { rare().keeper = keeper, rare().kept_as = id; }  // null: no keeper
+  void keep(Keeper* keeper, int id) {  // null: no keeper
+    rare().keeper = keeper;
+    rare().kept_as = id;
+  }
   Keeper* keeper() const { return rare_ ? rare_->keeper : nullptr; }
   int kept_as() const { return rare_ ? rare_->kept_as : 0; }  // the keeper's number for it
   void leave(Residency as);                                   // gives its block back

@@ -41,7 +41,10 @@ TANDEM_HD inline bool check_step(StepState& s, bool finite, bool scaled, const L
   s.not_finite = 0;
   if (!finite) {
     s.not_finite = scaled && s.loss_scale > 1 ? 2 : 1;
-    if (s.not_finite == 2) s.loss_scale *= 0.5f, s.skipped++;
+    if (s.not_finite == 2) {
+      s.loss_scale *= 0.5f;
+      s.skipped++;
+    }
     s.unscaled_steps = 0;
     return false;
   }

@@ -48,7 +48,10 @@ std::string hex(std::uint64_t v) { return printed("%016llx", static_cast<unsigne
 
 std::string hex(std::string_view bytes) {
   std::string s;
-  for (const unsigned char c : bytes) s += "0123456789abcdef"[c >> 4], s += "0123456789abcdef"[c & 15];
+  for (const unsigned char c : bytes) {
+    s += "0123456789abcdef"[c >> 4];
+    s += "0123456789abcdef"[c & 15];
+  }
   return s;
 }
 

@@ -102,7 +102,10 @@ class CudaBackend final : public Backend {
    public:
     explicit Graph(CudaBackend& b) : b_(b), pool_(b.memory().new_pool()) {}
     ~Graph() override {
-      if (graph_) cudaStreamSynchronize(b_.stream_), cudaGraphExecDestroy(graph_);
+      if (graph_) {
+        cudaStreamSynchronize(b_.stream_);
+        cudaGraphExecDestroy(graph_);
+      }
       b_.memory().release_pool(pool_);
     }
     void begin() override {

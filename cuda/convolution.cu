@@ -15,7 +15,10 @@ std::optional<std::size_t> choose(std::size_t candidates, bool first,
   float least = 0;
   for (std::size_t i = 0; i < candidates && !(first && best); i++) {
     const std::optional<float> t = milliseconds(i);
-    if (t && (!best || *t < least)) best = i, least = *t;
+    if (t && (!best || *t < least)) {
+      best = i;
+      least = *t;
+    }
   }
   return best;
 }

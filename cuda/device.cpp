@@ -65,7 +65,8 @@ std::string library_versions() {
   int driver = 0, runtime = 0, major = 0, minor = 0, patch = 0;
   cudaDriverGetVersion(&driver);
   cudaRuntimeGetVersion(&runtime);
-  cublasGetProperty(MAJOR_VERSION, &major), cublasGetProperty(MINOR_VERSION, &minor);
+  cublasGetProperty(MAJOR_VERSION, &major);
+  cublasGetProperty(MINOR_VERSION, &minor);
   cublasGetProperty(PATCH_LEVEL, &patch);
   const std::size_t dnn = cudnnGetVersion();  // 91900
   auto join = [](auto a, auto b, auto c) {

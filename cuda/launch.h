@@ -74,7 +74,10 @@ __global__ void __launch_bounds__(256) for_each_sum(std::int64_t n, F f) {
     }
     if (lanes > 32) {
       __syncthreads();
-      if (threadIdx.x % 32 == 0) shared[0][threadIdx.x / 32] = sum.a, shared[1][threadIdx.x / 32] = sum.b;
+      if (threadIdx.x % 32 == 0) {
+        shared[0][threadIdx.x / 32] = sum.a;
+        shared[1][threadIdx.x / 32] = sum.b;
+      }
       __syncthreads();
       sum.a = sum.b = 0;
       for (int warp = 0; warp < 8; warp++) sum.a += shared[0][warp], sum.b += shared[1][warp];

@@ -279,7 +279,10 @@ void batch_norm_backward(const Grid& grid, const NormShape& s, const T* x, const
         T* added = out.add_dresidual ? out.dresidual : nullptr;
         if (!out.dx && !added) return;
         Arguments<T> second = a;
-        if (keep) second.dy = keep, second.relu = false;
+        if (keep) {
+          second.dy = keep;
+          second.relu = false;
+        }
         each_column<V>(grid, s.rows, s.channels,
                        InputGradient<T, V>{second, slope, constant, out.dx, added, out.add_dx});
       },

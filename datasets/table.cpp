@@ -63,7 +63,8 @@ void standardise(Table& table, const std::vector<Table*>& others) {
     double sum = 0, squares = 0;
     for (std::int64_t i = 0; i < n; i++) sum += x[i * columns + c];
     for (std::int64_t i = 0; i < n; i++) squares += std::pow(x[i * columns + c] - sum / double(n), 2);
-    means.push_back(float(sum / double(n))), stds.push_back(float(std::sqrt(squares / double(n))));
+    means.push_back(float(sum / double(n)));
+    stds.push_back(float(std::sqrt(squares / double(n))));
   }
   std::vector<Table*> all = others;
   all.push_back(&table);
@@ -127,7 +128,10 @@ std::map<std::string, std::string> TableLoader::description() const {
     return s.str();
   };
   std::map<std::string, std::string> d{{"pictures", table_.name}};
-  if (!table_.mean.empty()) d["mean"] = text(table_.mean), d["std"] = text(table_.std);
+  if (!table_.mean.empty()) {
+    d["mean"] = text(table_.mean);
+    d["std"] = text(table_.std);
+  }
   return d;
 }
 

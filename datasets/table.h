@@ -42,7 +42,10 @@ class TableLoader final : public BatchSource {
   void share(int rank, int world) override;
   std::int64_t batches_per_epoch() const override { return cut_.batches; }
   std::int64_t pictures_per_epoch() const override { return table_.rows(); }
-  void start(std::int64_t epoch, std::int64_t first = 0) override { epoch_ = epoch, next_ = first; }
+  void start(std::int64_t epoch, std::int64_t first = 0) override {
+    epoch_ = epoch;
+    next_ = first;
+  }
   bool next(Batch& batch) override;
   Batch make(std::int64_t epoch, std::int64_t index) override;
   std::map<std::string, std::string> description() const override;

@@ -46,7 +46,10 @@ struct Net : Module {
     each(whiten, [](Parameter& p, bool bias) { p.frozen = !bias; });
     for (Group* g : {&group1, &group2, &group3})
       for (BatchNorm2d* norm : {&g->norm1, &g->norm2})
-        each(*norm, [](Parameter& p, bool bias) { p.frozen = !bias, p.learning_rate_scale = bias ? 64 : 1; });
+        each(*norm, [](Parameter& p, bool bias) {
+          p.frozen = !bias;
+          p.learning_rate_scale = bias ? 64 : 1;
+        });
   }
   Variable forward(const Variable& x) override {
     Variable y = group3(group2(group1(gelu(whiten(x)))));

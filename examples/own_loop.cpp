@@ -50,7 +50,8 @@ int main(int argc, char** argv) {
         sgd.learning_rate(o.learning_rate * schedule.factor(double(at.step), all, per_epoch));
         // Throws NotFinite when the loss or a gradient is none; the weights are then as before
         strategy->step(sgd, loss);
-        sums.loss += loss.item() * double(batch.size()), sums.samples += double(batch.size());
+        sums.loss += loss.item() * double(batch.size());
+        sums.samples += double(batch.size());
         at.step++;
       }
       strategy->end_epoch({.epochs = ++at.epoch});

@@ -24,7 +24,8 @@ class Mlp : public Module {
 // price = rooms · (1 + size)² − 3·age + a wave over the place (x, y).
 Table houses(std::int64_t rows) {
   Table t{.name = "houses"};  // rooms, size, age, x, y, nothing
-  t.features = host_tensor({rows, 6}, DType::f32), t.targets = host_tensor({rows, 1}, DType::f32);
+  t.features = host_tensor({rows, 6}, DType::f32);
+  t.targets = host_tensor({rows, 1}, DType::f32);
   float *x = t.features.write<float>(), *y = t.targets.write<float>();
   for (std::int64_t i = 0; i < rows; i++, x += 6) {
     for (std::uint32_t c = 0; c < 6; c++) x[c] = uniform(Philox(1, Stream::synthetic, 0, std::uint32_t(i)).word(c));

@@ -249,7 +249,10 @@ bool NodeCommunicator::step(Collective& o) {
     o.since = {};
   }
   if (!arrived(o.sequence)) return false;
-  if (o.round == 0) decide(o), bytes_ += sent(o);
+  if (o.round == 0) {
+    decide(o);
+    bytes_ += sent(o);
+  }
   after(o);
   o.entered = false;
   o.over = ++o.round == o.rounds;

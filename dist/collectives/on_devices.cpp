@@ -54,7 +54,8 @@ void DataAndFlags::begin(Backend& backend, double deadline) {
 }
 void DataAndFlags::end() {
   sent_by_device_ = sent_bytes();
-  device_.reset(), flags_.reset();
+  device_.reset();
+  flags_.reset();
 }
 std::uint64_t DataAndFlags::sent_bytes() const {
   return std::max({sent_by_device_, device_ ? device_->traffic().bytes : 0, host_->traffic().bytes});

@@ -69,7 +69,10 @@ ucs_status_t create(Ucx& u, const std::string& interface_address, Ucx::Use use, 
   // System V shared memory is not in /dev/shm.
   if (use == Use::memory) take("TLS", in_dev_shm ? "self,sm" : "self,sysv,cma");
   if (use == Use::all && !in_dev_shm) take("TLS", "^posix");
-  if (use == Use::survives) take("TLS", "^sm"), take("ZCOPY_THRESH", "inf");
+  if (use == Use::survives) {
+    take("TLS", "^sm");
+    take("ZCOPY_THRESH", "inf");
+  }
   if (!devices.empty()) take("NET_DEVICES", devices + rdma);
   // Over TCP UCX's rendezvous has no advantage, and waits for the bytes in flight: 71 MB/s instead of 120 at 1 Gbit/s.
   // UCX reassembles longer messages in its own memory. `fragment` and a header are one of UCX's fragments (64 KiB).

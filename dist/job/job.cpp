@@ -130,7 +130,10 @@ std::unique_ptr<Communicator> Job::on_host() { return hierarchy(messages()->spli
 std::unique_ptr<Communicator> Job::across_hosts() { return messages()->split(local_rank(), rank()); }
 
 std::unique_ptr<Channel> Job::channel(std::vector<int> group) {
-  if (group.empty()) group.resize(std::size_t(size())), std::iota(group.begin(), group.end(), 0);
+  if (group.empty()) {
+    group.resize(std::size_t(size()));
+    std::iota(group.begin(), group.end(), 0);
+  }
   require(std::ranges::find(group, rank()) != group.end(), "a channel of rank ", rank(),
           " is between ranks of which it is one");
   if (size() == 1) return channel_of_one();

@@ -248,7 +248,10 @@ class Launch {
         passed_on = asked;
         signal_all(passed_on);
         // After a warning, the batch system sends another signal when the time is over.
-        if (!warns_of_the_end(passed_on)) stop_at = now(), kill_at = now() + (asked_again ? 0 : 30);
+        if (!warns_of_the_end(passed_on)) {
+          stop_at = now();
+          kill_at = now() + (asked_again ? 0 : 30);
+        }
       }
       if (asked_again) kill_at = std::min(kill_at, now());
       if (stop_at && !kill_at && now() >= stop_at) {
@@ -390,7 +393,9 @@ class Launch {
       setpgid(0, 0);
       prctl(PR_SET_PDEATHSIG, SIGKILL);
       if (getppid() != parent) _exit(127);
-      dup2(in[0], 0), dup2(out[1], 1), dup2(err[1], 2);
+      dup2(in[0], 0);
+      dup2(out[1], 1);
+      dup2(err[1], 2);
       std::signal(SIGPIPE, SIG_DFL);
       if (here) {
         for (const auto& [name, value] : set) setenv(name.c_str(), value.c_str(), 1);
@@ -401,7 +406,9 @@ class Launch {
       _exit(127);
     }
     setpgid(r.pid, r.pid);
-    close(in[0]), close(out[1]), close(err[1]);
+    close(in[0]);
+    close(out[1]);
+    close(err[1]);
     const std::string token = variable("TANDEM_TOKEN") + "\n";
     if (!here) (void)!write(in[1], token.data(), token.size());
     close(in[1]);

@@ -173,8 +173,14 @@ void Simulation::end_epoch(MetricsFile& metrics, const Evaluations& v) {
                 .train_accuracy = correct_.item() / seen_,
                 .images_per_second = seen_ / std::max(1e-12, now_ - epoch_began_),
                 .seconds = now_ - epoch_began_};
-  if (v.validation) e.validation_loss = v.validation->loss, e.validation_accuracy = v.validation->accuracy;
-  if (v.test) e.test_loss = v.test->loss, e.test_accuracy = v.test->accuracy;
+  if (v.validation) {
+    e.validation_loss = v.validation->loss;
+    e.validation_accuracy = v.validation->accuracy;
+  }
+  if (v.test) {
+    e.test_loss = v.test->loss;
+    e.test_accuracy = v.test->accuracy;
+  }
   metrics.write(fields_of(e));
   if (options_.progress) std::fprintf(stderr, "%s\n", line_of(e, options_.epochs).c_str());
   report_.epochs.push_back(e);
@@ -190,7 +196,10 @@ void Simulation::end(MetricsFile& metrics) {
     report_.dropped = std::accumulate(c->dropped.begin(), c->dropped.end(), std::int64_t{0});
     report_.participation = c->participation();
   }
-  if (looks_) report_.gap /= double(looks_), report_.correction /= double(looks_);
+  if (looks_) {
+    report_.gap /= double(looks_);
+    report_.correction /= double(looks_);
+  }
   show();
   MetricFields end{{"event", std::string("end")},
                    {"steps", applied_},

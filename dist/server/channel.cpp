@@ -31,7 +31,10 @@ class ChannelOfOne : public Channel {
     const Message m = std::move(sent_.front());
     sent_.pop_front();
     std::span<std::byte> bytes(const_cast<std::byte*>(m.bytes.data()), m.bytes.size());
-    if (m.in_place) return receiver_.shared(0, m.header, bytes), true;
+    if (m.in_place) {
+      receiver_.shared(0, m.header, bytes);
+      return true;
+    }
     if (const auto place = receiver_.place(0, m.header, bytes.size())) {
       require(place->size() == bytes.size(), bytes.size(), " bytes arrive where there is room for ", place->size());
       std::copy(bytes.begin(), bytes.end(), place->begin());

@@ -96,7 +96,10 @@ Coordinator::Waiting Coordinator::waiting() const {
 void Coordinator::hand_out() {
   if (!begun_) return;
   int may_want = 0, wait = 0;
-  for (int m = 0; m < workers_; m++) may_want += of(m).lives && !of(m).left, wait += of(m).waits;
+  for (int m = 0; m < workers_; m++) {
+    may_want += of(m).lives && !of(m).left;
+    wait += of(m).waits;
+  }
   // Workers that make a step together draw their leases together: the batches of a step are then the same as on one
   // machine that makes all of them.
   if (synchronous_ && wait < may_want) return;
@@ -149,7 +152,8 @@ void Coordinator::lost(int rank, double now) {
     count_byes();
   }
   for (auto& [k, gathering] : gatherings_) {
-    gathering.sent.erase(rank), gathering.texts.erase(rank);
+    gathering.sent.erase(rank);
+    gathering.texts.erase(rank);
     answer(k);
   }
 }

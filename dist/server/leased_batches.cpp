@@ -14,7 +14,11 @@ void LeasedBatches::start(std::int64_t epoch, std::int64_t first) {
 }
 
 bool LeasedBatches::next(Batch& batch) {
-  if (!lease_) lease_ = leases_.draw(), next_ = 0, batches_ = accumulate_ * (leases_.count ? leases_.count() : 1);
+  if (!lease_) {
+    lease_ = leases_.draw();
+    next_ = 0;
+    batches_ = accumulate_ * (leases_.count ? leases_.count() : 1);
+  }
   if (!lease_ || *lease_ / leases_per_epoch() > epoch_) return false;
   const Place p = place(*lease_, next_);
   if (p.share != std::exchange(share_, p.share)) all_.share(int(share_ * parts_ + part_), int(shares_ * parts_));

@@ -88,7 +88,10 @@ std::optional<std::int64_t> ServerNode::lease(const std::function<bool()>& asked
   holds_ = {};
   wait(
       "a lease", [&] { return over_ || (trains() && next_lease_); },
-      [&] { holds_ = over_ ? std::nullopt : std::exchange(next_lease_, {}), lease_count_ = next_count_; },
+      [&] {
+        holds_ = over_ ? std::nullopt : std::exchange(next_lease_, {});
+        lease_count_ = next_count_;
+      },
       [&] {
         if (!stops && asked_to_stop && (stops = asked_to_stop())) stop();
       });
@@ -254,7 +257,10 @@ void ServerNode::run() {
       bool ends = false;
       {
         std::lock_guard lock(mutex_);
-        if (end_ && leaves_at == 0) leaves_at = now() + (ended_ ? patience : 0), ends = ended_;
+        if (end_ && leaves_at == 0) {
+          leaves_at = now() + (ended_ ? patience : 0);
+          ends = ended_;
+        }
         if (end_ && !ends && (channel_->sent() || now() >= leaves_at)) return;
         commands.swap(commands_);
       }
@@ -515,7 +521,10 @@ void ServerNode::handle(int from, const Message& message, std::span<std::byte> b
                    if (!worker_->awaits(m)) return;
                    change([&] {
                      leases_done_ = std::max(leases_done_, m.leases_done);
-                     if (m.count > 0) next_lease_ = m.lease, next_count_ = m.count;
+                     if (m.count > 0) {
+                       next_lease_ = m.lease;
+                       next_count_ = m.count;
+                     }
                    });
                  },
                  [&](const Over& m) {
@@ -548,8 +557,14 @@ Measures measures_of_delays(const ShardCounts& shard) {
   Measures all;
   const auto& delays = shard.delays;
   double pushes = 0, sum = 0;
-  for (std::size_t d = 0; d < delays.size(); d++) pushes += double(delays[d]), sum += double(d) * double(delays[d]);
-  if (pushes > 0) all.push_back({"mean_delay", sum / pushes}), all.push_back({"participation", shard.participation()});
+  for (std::size_t d = 0; d < delays.size(); d++) {
+    pushes += double(delays[d]);
+    sum += double(d) * double(delays[d]);
+  }
+  if (pushes > 0) {
+    all.push_back({"mean_delay", sum / pushes});
+    all.push_back({"participation", shard.participation()});
+  }
   for (std::size_t d = 0; d < delays.size();) {  // by one up to 15, then by powers of two
     const std::size_t end = d < 16 ? d + 1 : 2 * d;
     double count = 0;

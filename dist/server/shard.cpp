@@ -123,13 +123,19 @@ std::vector<Tensor> Shard::kept() const {
     if (t.defined()) all.push_back(t);
   };
   add(velocity_);
-  for (const Worker& w : workers_) add(w.square_avg), add(w.own);
+  for (const Worker& w : workers_) {
+    add(w.square_avg);
+    add(w.own);
+  }
   return all;
 }
 
 void Shard::go_on_at(std::uint64_t version) {
   version_ = version;
-  for (Worker& w : workers_) w.sent = values_, w.version = version;
+  for (Worker& w : workers_) {
+    w.sent = values_;
+    w.version = version;
+  }
 }
 
 void Shard::forget(int worker) {

@@ -34,7 +34,11 @@ const ShardService* ShardServer::first() const {
 // ---- pushes and pulls -----------------------------------------------------------------------------------------------
 // False: it belongs to an abandoned push. Its worker has continued with a higher number.
 bool ShardServer::begins(Client& c, ExchangeId exchange) {
-  if (exchange > c.exchange) c.exchange = exchange, c.arrived = 0, c.last.reset();
+  if (exchange > c.exchange) {
+    c.exchange = exchange;
+    c.arrived = 0;
+    c.last.reset();
+  }
   return exchange == c.exchange;
 }
 

@@ -103,8 +103,10 @@ void ShardService::push(int worker, ExchangeId exchange, const Tensor& gradient,
     collect(worker);
   else if (!options_.how.of_means())
     apply(worker);
-  else if (options_.how.kind == Kind::quorum && !finite(worker, gradient))  // the others make their step without it
-    w.gradient = {}, applied_[std::size_t(worker)] = exchange;
+  else if (options_.how.kind == Kind::quorum && !finite(worker, gradient)) {  // the others make their step without it
+    w.gradient = {};
+    applied_[std::size_t(worker)] = exchange;
+  }
 }
 
 void ShardService::pull(int worker, ExchangeId exchange, const Tensor& into) {
@@ -159,8 +161,10 @@ void ShardService::collect(int worker) {
 void ShardService::apply_collected() {
   dispatch_wide(mean_.dtype(), "server", [&]<class T> { divide<T>(mean_, double(collected_.size())); });
   shard_.push(collected_.back().worker, mean_, options_.learning_rate(counts_.pushes), options_.momentum);
-  for (const Collected& c : std::exchange(collected_, {}))
-    applied_[std::size_t(c.worker)] = c.exchange, count(c.worker, c.delay, c.samples);
+  for (const Collected& c : std::exchange(collected_, {})) {
+    applied_[std::size_t(c.worker)] = c.exchange;
+    count(c.worker, c.delay, c.samples);
+  }
 }
 std::uint64_t ShardService::slowest() const {
   std::uint64_t clock = UINT64_MAX;

@@ -86,7 +86,10 @@ class UcxChannel : public Channel, private Link {
           ucp_am_send_nbx(endpoint(to), channel_id, &f.envelope, sizeof(Envelope), part.data(), part.size(), &p);
       const ucs_status_ptr_t r = f.request;
       if (!UCS_PTR_IS_PTR(r)) sending.fragments.pop_back();
-      if (UCS_PTR_IS_ERR(r)) sending.broken = true, broke(to, UCS_PTR_STATUS(r));
+      if (UCS_PTR_IS_ERR(r)) {
+        sending.broken = true;
+        broke(to, UCS_PTR_STATUS(r));
+      }
       if (part.empty()) break;
       first += part.size();
     }
@@ -176,7 +179,10 @@ class UcxChannel : public Channel, private Link {
       const ucs_status_t status = ucp_request_check_status(s.fragments.front().request);
       if (status == UCS_INPROGRESS) return false;
       ucp_request_free(s.fragments.front().request);
-      if (status != UCS_OK) broke(s.to, status), s.broken = true;
+      if (status != UCS_OK) {
+        broke(s.to, status);
+        s.broken = true;
+      }
     }
     if (!s.broken) return true;
     if (!gone(s.to)) return false;
@@ -204,7 +210,10 @@ class UcxChannel : public Channel, private Link {
   bool accept(Incoming a) {
     if (a.envelope.first > 0) {
       const auto m = message_of(a.envelope);
-      if (m == receiving_.end()) return release(a), false;
+      if (m == receiving_.end()) {
+        release(a);
+        return false;
+      }
       receive(a, m->room.data() + a.envelope.first);
       m->got += a.bytes;
       return finish(m);
@@ -212,7 +221,10 @@ class UcxChannel : public Channel, private Link {
     if (a.envelope.block != none) {
       release(a);
       const std::span<std::byte> block = block_of(a.from, a.envelope.block);
-      if (block.empty()) return broke(a.from, UCS_ERR_UNREACHABLE), false;  // the process has probably just ended
+      if (block.empty()) {  // the process has probably just ended
+        broke(a.from, UCS_ERR_UNREACHABLE);
+        return false;
+      }
       require(a.envelope.offset <= block.size() && a.envelope.whole <= block.size() - a.envelope.offset, name(a.from),
               " names memory that it has not");
       receiver_.shared(a.from, a.envelope.header, block.subspan(a.envelope.offset, a.envelope.whole));
@@ -224,7 +236,10 @@ class UcxChannel : public Channel, private Link {
     if (a.room.size() != a.envelope.whole) refuse_room(a);
     a.got = a.bytes;
     ucs_status_ptr_t r = receive(a, a.room.data());
-    if (UCS_PTR_IS_ERR(r)) return broke(a.from, UCS_PTR_STATUS(r)), false;
+    if (UCS_PTR_IS_ERR(r)) {
+      broke(a.from, UCS_PTR_STATUS(r));
+      return false;
+    }
     a.request = r;
     receiving_.push_back(std::move(a));
     return finish(std::prev(receiving_.end()));
@@ -235,7 +250,10 @@ class UcxChannel : public Channel, private Link {
     if (m->request) ucp_request_free(m->request);
     Incoming done = std::move(*m);
     receiving_.erase(m);
-    if (status != UCS_OK) return broke(done.from, status), false;
+    if (status != UCS_OK) {
+      broke(done.from, status);
+      return false;
+    }
     receiver_.arrived(done.from, done.envelope.header, done.room);
     return true;
   }
@@ -267,7 +285,10 @@ class UcxChannel : public Channel, private Link {
         }
         if (peers_[r].endpoint) hang_up(peers_[r], false);
         peers_[r] = {};
-        if (!receiver_.lost) control_->fail(change.rank, change.text), control_->check();
+        if (!receiver_.lost) {
+          control_->fail(change.rank, change.text);
+          control_->check();
+        }
         receiver_.lost(from, change.text);
       } else {
         slot = {{.incarnation = change.incarnation, .record = AddressRecord::from(change.text)}};

@@ -12,7 +12,8 @@ std::optional<std::int64_t> WorkLeases::draw(int worker, double share) {
     auto& [first, number] = again_.front();
     lease = first;
     count = std::min(wanted, number);
-    first += count, number -= count;
+    first += count;
+    number -= count;
     if (number == 0) again_.pop_front();
   } else if (next_ < end_) {
     lease = next_;

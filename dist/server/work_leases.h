@@ -29,9 +29,12 @@ class WorkLeases {
   std::optional<Held> held(std::int64_t lease) const;  // nothing: it is not drawn, or done
   // True if it was not done before.
   bool done(std::int64_t lease);
-  void again(std::int64_t lease);                   // its push was dropped: it is drawn again
-  void lost(int worker);                            // its leases are drawn again
-  void stop() { stopped_ = true, again_.clear(); }  // no more leases are drawn
+  void again(std::int64_t lease);  // its push was dropped: it is drawn again
+  void lost(int worker);           // its leases are drawn again
+  void stop() {                    // no more leases are drawn
+    stopped_ = true;
+    again_.clear();
+  }
   bool over() const { return held_by_.empty() && again_.empty() && (stopped_ || next_ >= end_); }
   std::int64_t count_done() const { return done_; }
 

@@ -85,7 +85,10 @@ void Worker::start(Exchange exchange) {
   // The number of the parts that were sent is abandoned. The next one is skipped too, so that the halves still
   // alternate.
   if (begun_ && !continues) exchanges_++;
-  if (!continues) sent_.assign(shards_, {}), exchanges_++;
+  if (!continues) {
+    sent_.assign(shards_, {});
+    exchanges_++;
+  }
   exchange_ = exchange;
   exchange_.id = numbered(exchanges_);
   answers_.assign(shards_, {});
@@ -152,7 +155,10 @@ void Worker::ask_for_lease() { send(channel_, 0, message::Want{numbered(++reques
 bool Worker::awaits(const message::LeaseIs& lease) {
   if (lease.request != numbered(requests_) || service_ == requests_) return false;
   no_more_ = lease.count == 0;
-  if (!no_more_) service_ = requests_, leases_++;
+  if (!no_more_) {
+    service_ = requests_;
+    leases_++;
+  }
   if (no_more_ && leases_ == 0) be_idle();
   return true;
 }

@@ -169,7 +169,10 @@ class AllReduce : public Replicas {
                   }});
     reducer_.finish();
     stop_ = flags_[1] > 0;
-    if (slices_) arrived(), measure_slices(*optimizer_);
+    if (slices_) {
+      arrived();
+      measure_slices(*optimizer_);
+    }
     // Before the update: a rank that fails here has the state of a complete step.
     if (options_.check_every > 0 && steps_ > 0 && steps_ % options_.check_every == 0)
       compare_parameters(*flat_, steps_);

@@ -35,8 +35,10 @@ static std::vector<Range> cut_between_parameters(const FlatParameters& flat, con
   std::vector<Range> ranges;
   std::int64_t begin = trained.begin;
   for (const ParameterRange& p : flat.parameter_ranges())
-    if (p.local_begin - begin >= length && p.local_begin < trained.end)
-      ranges.push_back({begin, p.local_begin}), begin = p.local_begin;
+    if (p.local_begin - begin >= length && p.local_begin < trained.end) {
+      ranges.push_back({begin, p.local_begin});
+      begin = p.local_begin;
+    }
   ranges.push_back({begin, trained.end});
   return ranges;
 }

@@ -28,18 +28,25 @@ PowerSgd::PowerSgd(std::int64_t rank, const std::vector<Matrix>& matrices, std::
   for (std::int64_t i = 0; i < length; i++)
     if (!in_matrix[std::size_t(i)]) plain_.push_back(i);
   p_.resize(std::size_t(p) + plain_.size());
-  q_.resize(std::size_t(q)), next_.resize(std::size_t(q));
+  q_.resize(std::size_t(q));
+  next_.resize(std::size_t(q));
 }
 
 Work PowerSgd::begin(Communicator& over, const float* gradients) {
   for (std::size_t i = 0; i < pending_.size(); i++) pending_[i] = residual_[i] + gradients[i];
-  for (const Factors& f : factors_) draw_missing(f), multiply(f);
+  for (const Factors& f : factors_) {
+    draw_missing(f);
+    multiply(f);
+  }
   float* plain = p_.data() + (p_.size() - plain_.size());
   for (std::size_t i = 0; i < plain_.size(); i++) plain[i] = std::exchange(pending_[std::size_t(plain_[i])], 0.0f);
   Work sum = over.all_reduce(buffer(p_));
   if (factors_.empty()) return sum;
   sum.wait();
-  for (const Factors& f : factors_) orthonormalize(f), project(f);
+  for (const Factors& f : factors_) {
+    orthonormalize(f);
+    project(f);
+  }
   return over.all_reduce(buffer(next_));
 }
 
@@ -59,7 +66,10 @@ void PowerSgd::end(float* gradients) {
 }
 
 void PowerSgd::finish_step(bool made) {
-  if (made) residual_.swap(pending_), q_.swap(next_);
+  if (made) {
+    residual_.swap(pending_);
+    q_.swap(next_);
+  }
 }
 
 // Columns of Q are zero at first, and if the gradients had a smaller rank. They would stay zero, so they get new random

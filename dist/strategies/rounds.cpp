@@ -137,7 +137,8 @@ class Rounds : public Replicas {
       if (not_finite_ < 0) compare_parameters(*flat_, steps_);
       flat_ = nullptr;
       optimizer_ = nullptr;
-      between_.end(), in_host_.end();
+      between_.end();
+      in_host_.end();
       flights_ = {};
       method_->release();
     }
@@ -235,7 +236,10 @@ class Rounds : public Replicas {
   // Waits for the sum and its flags.
   void arrive(Flight& f) {
     if (!std::exchange(f.under_way, false)) return;
-    for (Reducer::Pending p : f.pending) reducer_.waits(), reducer_.wait(p);
+    for (Reducer::Pending p : f.pending) {
+      reducer_.waits();
+      reducer_.wait(p);
+    }
     if (host_->size() > 1) in_host_.flags().broadcast({f.flags, 2, DType::f32}, f.group).wait();
     if (f.flags[0] > 0) not_finite_ = size() - int(f.flags[0]);
     if (f.flags[1] > 0) stop_ = true;

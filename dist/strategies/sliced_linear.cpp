@@ -206,8 +206,10 @@ std::vector<std::int32_t> SlicedLinear::sampled(const Numbers& labels) const {
   std::vector<std::int32_t> chosen;
   for (std::int64_t c = 0; c < width(); c++) {
     bool takes = occurs[std::size_t(c)];
-    if (!takes && double(random.word(std::uint32_t(c))) * 0x1p-32 * double(others--) < double(wanted))
-      takes = true, wanted--;
+    if (!takes && double(random.word(std::uint32_t(c))) * 0x1p-32 * double(others--) < double(wanted)) {
+      takes = true;
+      wanted--;
+    }
     if (takes) chosen.push_back(std::int32_t(c));
   }
   return chosen;

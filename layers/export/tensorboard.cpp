@@ -96,7 +96,10 @@ void EventFile::histogram(std::int64_t step, const std::string& tag, const Tenso
   h->set_max(*high);
   h->set_num(double(v.size()));
   double sum = 0, squares = 0;
-  for (double x : v) sum += x, squares += x * x;
+  for (double x : v) {
+    sum += x;
+    squares += x * x;
+  }
   h->set_sum(sum);
   h->set_sum_squares(squares);
   // 64 buckets of one width from the smallest to the largest; the last holds its right end too.

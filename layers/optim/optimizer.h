@@ -50,7 +50,10 @@ class Optimizer {
   // Allocates the optimizer's state on the parameters' backend. Call it once, after the flat parameters are built. seed
   // is for StepState's random numbers.
   void bind(FlatParameters& flat, std::uint64_t seed = 0);
-  FlatParameters& flat() const { return check_bound(), *flat_; }
+  FlatParameters& flat() const {
+    check_bound();
+    return *flat_;
+  }
 
   double learning_rate() const { return learning_rate_; }
   void learning_rate(double rate);  // from the next step on

@@ -278,7 +278,10 @@ void Optimizer::resume_at(const StepState& then) {
   StepState now = read_state();
   now.step = then.step;
   now.skipped = then.skipped;
-  if (loss_scaling) now.loss_scale = then.loss_scale, now.unscaled_steps = then.unscaled_steps;
+  if (loss_scaling) {
+    now.loss_scale = then.loss_scale;
+    now.unscaled_steps = then.unscaled_steps;
+  }
   state_.backend().upload(state_.raw_write(), &now, sizeof now);
 }
 

@@ -77,7 +77,10 @@ Named tensors_of(const Training& t) {
 std::string checksum(const std::map<std::string, std::string>& metadata, const auto& names, const auto& bytes_of) {
   Checksum sum;
   for (const auto& [key, value] : metadata)
-    if (key != "checksum") sum.add(key), sum.add(value);
+    if (key != "checksum") {
+      sum.add(key);
+      sum.add(value);
+    }
   for (const auto& [name, ignored] : names) {
     sum.add(name);
     const std::vector<std::byte> bytes = bytes_of(name);
@@ -271,7 +274,10 @@ void load_weights(const std::string& file, FlatParameters& flat) {
 
 std::string run_of(const Settings& settings) {
   Checksum sum;
-  for (const auto& [name, value] : settings) sum.add(name), sum.add(value);
+  for (const auto& [name, value] : settings) {
+    sum.add(name);
+    sum.add(value);
+  }
   return hex(sum.value());
 }
 

@@ -47,7 +47,10 @@ CheckpointFiles::CheckpointFiles(const std::string& folder, const std::string& r
         "folder to go on from");
   if (automatic_) from_ = is_there(last()) ? last() : is_there(best()) ? best() : "";
   if (!from_.empty() && fs::is_directory(from_, none)) {
-    if (folder_.empty()) folder_ = from_, option_ = "--resume";
+    if (folder_.empty()) {
+      folder_ = from_;
+      option_ = "--resume";
+    }
     from_ = file(from_, "last");
   }
   if (!from_.empty() && !fs::exists(from_, none)) refuse("--resume ", resume, ": there is no ", from_);

@@ -16,7 +16,10 @@ class Counters {
     mode().samples = before_.samples;
     mode().draws = before_.draws;
   }
-  void batch(const Batch& b) { mode().samples = b.samples, mode().draws = 0; }
+  void batch(const Batch& b) {
+    mode().samples = b.samples;
+    mode().draws = 0;
+  }
 
  private:
   Mode before_;

@@ -1,6 +1,7 @@
 // Metrics as JSON lines: one object per line, written and flushed at once, so that the file of a killed run can be
 // read.
 #pragma once
+#include <cstdint>
 #include <cstdio>
 #include <string>
 #include <utility>

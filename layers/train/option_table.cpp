@@ -228,8 +228,7 @@ void arithmetic(Rows& t, RunConfig& o) {
 std::vector<OptionSpec> option_table(RunConfig& o) {
   Rows t;
   t.all.reserve(64);  // references to rows stay valid
-  data(t, o), training(t, o), pictures(t, o), machine(t, o), memory(t, o), schedule_of_run(t, o), reports(t, o),
-      arithmetic(t, o);
+  for (const auto rows : {data, training, pictures, machine, memory, schedule_of_run, reports, arithmetic}) rows(t, o);
   return std::move(t.all);
 }
 

@@ -39,7 +39,10 @@ RunConfig parse_options(int argc, char** argv, const std::string& description, c
   for (const OptionSpec& s : specs) o.accepted.push_back(s.name);
   specs.insert(specs.end(), own.begin(), own.end());
   for (OptionSpec& s : specs)
-    s.set = [&o, name = s.name, set = std::move(s.set)](const std::string& v) { set(v), o.given.insert(name); };
+    s.set = [&o, name = s.name, set = std::move(s.set)](const std::string& v) {
+      set(v);
+      o.given.insert(name);
+    };
   if (rank_from_environment() > 0 && !std::freopen("/dev/null", "w", stdout)) fail("/dev/null cannot be opened");
   parse_command_line(argc, argv, description, specs);
   if (o.momentum == 0) o.nesterov = false;

@@ -61,7 +61,8 @@ void agree(Strategy& strategy, const Settings& settings, const RunConfig& option
   for (std::size_t r = 1; r < all.size(); r++) {
     std::istringstream a(all[0]), b(all[r]);
     std::string first, other, x, y;
-    std::getline(a, first), std::getline(b, other);
+    std::getline(a, first);
+    std::getline(b, other);
     while (std::getline(a, x) && std::getline(b, y))
       if (x != y) refuse(first, " and ", other, " were told different things: ", x, " and ", y);
   }

@@ -350,7 +350,9 @@ void Run::evaluate() {
 
 void Run::end_epoch() {
   if (!one_batch) report.epochs.push_back(epoch);  // programs rely on the test accuracy of an epoch
-  position.epoch++, position.batch = 0, consistent_sums_ = position.running_sums = {};
+  position.epoch++;
+  position.batch = 0;
+  consistent_sums_ = position.running_sums = {};
   position.step = ended_.steps;
   for (auto& c : callbacks) c->epoch_end(*this);
 }
@@ -361,7 +363,10 @@ void Run::check_finite() {
   const std::int64_t count = std::int64_t(state.step + state.skipped);
   if (const auto elsewhere = strategy.not_finite(state))
     give_up(*elsewhere, std::max<std::int64_t>(0, unread_ - 1 - (count - known_steps_)));
-  if (state.not_finite != 1) unread_ = 0, known_steps_ = count;  // otherwise the strategy reports it to all ranks later
+  if (state.not_finite != 1) {  // otherwise the strategy reports it to all ranks later
+    unread_ = 0;
+    known_steps_ = count;
+  }
 }
 
 // The step `back` steps before this one was not finite, and no update has been applied since. Runs its batches again to
@@ -404,7 +409,10 @@ RunPosition Run::consistent_position() {
   const StepState state = optimizer.read_state();
   const bool one_more = step_ends && std::int64_t(state.step + state.skipped) - first_count_ > steps_done_;
   const std::int64_t step = strategy.steps(p.step + one_more);
-  if (step != p.step || one_more) p.step = step, locate(p);
+  if (step != p.step || one_more) {
+    p.step = step;
+    locate(p);
+  }
   return p;
 }
 
@@ -448,7 +456,10 @@ FitReport Run::end() {
   if (report.stopped && nothing_left.empty() && !position.ended) {
     // Ranks that step independently are at different batches, so the position of the run is its number of steps.
     const std::int64_t step = strategy.steps(position.step);
-    if (step != position.step || interrupted_ || !strategy.ranks().synchronous) position.step = step, locate(position);
+    if (step != position.step || interrupted_ || !strategy.ranks().synchronous) {
+      position.step = step;
+      locate(position);
+    }
   }
   if (report.stopped)
     for (auto& c : callbacks) c->stopped(*this);

@@ -120,9 +120,12 @@ class Run {
 
   // Requests that all ranks stop after the next step. why: for the last lines, on this rank.
   void request_stop(const std::string& why);
-  void stop(const std::string& why) { report.stopped = true, reason = why; }  // at once; the same on all ranks
-  void warn(const std::string& text);                                         // to all callbacks
-  RunPosition consistent_position();  // after an exception: the position that matches the parameters
+  void stop(const std::string& why) {  // at once; the same on all ranks
+    report.stopped = true;
+    reason = why;
+  }
+  void warn(const std::string& text);  // to all callbacks
+  RunPosition consistent_position();   // after an exception: the position that matches the parameters
   Training training() { return {flat, optimizer, ema ? &*ema : nullptr, &strategy}; }
   std::int64_t batches_per_epoch() const { return data.train.batches_per_epoch(); }
 

@@ -8,7 +8,9 @@ StepGraph::StepGraph(Backend& backend, bool waits, Parts parts, const std::strin
     : backend_(backend), parts_(std::move(parts)), never_(!backend.records()) {
   if (!waits && parts_.update) {
     parts_.backward = [whole = parts_] {
-      whole.backward(), whole.exchange ? whole.exchange() : void(), whole.update();
+      whole.backward();
+      if (whole.exchange) whole.exchange();
+      whole.update();
     };
     parts_.exchange = parts_.update = nullptr;
   }

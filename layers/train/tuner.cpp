@@ -72,7 +72,8 @@ RecordedStep record_step(const Workload& w, std::int64_t batch, Backend& backend
     if (s == 0) continue;  // backends prepare weights in the first
     updates.push_back(update);
     r.record = plan.record();
-    events.resize(r.record.events.size()), again.resize(r.record.saved.size());
+    events.resize(r.record.events.size());
+    again.resize(r.record.saved.size());
     for (std::size_t i = 0; i < events.size(); i++) events[i].push_back(r.record.events[i].seconds);
     for (std::size_t i = 0; i < again.size(); i++) again[i].push_back(r.record.saved[i].recompute);
   }

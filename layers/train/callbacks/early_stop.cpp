@@ -15,7 +15,10 @@ class EarlyStop : public Callback {
  public:
   void epoch_end(Run& run) override {
     RunPosition& at = run.position;
-    if (merit(run.epoch) > at.best) at.best = merit(run.epoch), at.best_epoch = run.epoch.epoch;
+    if (merit(run.epoch) > at.best) {
+      at.best = merit(run.epoch);
+      at.best_epoch = run.epoch.epoch;
+    }
     if (!run.strategy.ranks().evaluates || run.options.patience == 0 || at.epoch >= run.options.epochs) return;
     at.ended = at.epoch - at.best_epoch >= run.options.patience;
     if (at.ended) run.stop("no better since epoch " + std::to_string(at.best_epoch));

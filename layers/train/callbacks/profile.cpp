@@ -17,7 +17,10 @@ namespace {
 TrainingState state_of(const Run& run) {
   TrainingState s{run.optimizer.name()};
   for (const auto& [name, vector] : run.optimizer.vectors()) s.bytes += vector.bytes();
-  if (run.ema) s.name += " and the average", s.bytes += run.ema->values.bytes() + run.ema->buffers.bytes();
+  if (run.ema) {
+    s.name += " and the average";
+    s.bytes += run.ema->values.bytes() + run.ema->buffers.bytes();
+  }
   return s;
 }
 
@@ -88,7 +91,10 @@ class ShowSteps : public Callback {
   }
 
   void end(Run& run) override {
-    if (follower_) trace_->collect(), trace_->follow(nullptr);
+    if (follower_) {
+      trace_->collect();
+      trace_->follow(nullptr);
+    }
     if (trace_) trace_->record(false);
     if (options_.profile) std::printf("%s", profile_of(*trace_).text().c_str());
     if (options_.memory) std::printf("%s", memory_.text().c_str());
@@ -110,7 +116,10 @@ class ShowSteps : public Callback {
  private:
   void begin_step(std::int64_t number) {
     current_ = number;
-    if (trace_) trace_->collect(), trace_->record(number >= first_ && number < first_ + options_.steps);
+    if (trace_) {
+      trace_->collect();
+      trace_->record(number >= first_ && number < first_ + options_.steps);
+    }
     if (Trace::Lane* lane = tracing()) lane->counter("bytes in use", double(memory_of_.statistics().live_bytes));
     step_.emplace("step", "phase", nullptr, number);
   }

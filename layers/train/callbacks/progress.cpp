@@ -74,7 +74,10 @@ class Progress : public Callback {
       std::fprintf(stderr, "stopped after step %lld of %lld (%s)\n", whole(run.position.step),
                    whole(std::int64_t(run.rates.total)), run.reason.c_str());
   }
-  std::string failed(Run&, const std::string&) override { return clear(), ""; }
+  std::string failed(Run&, const std::string&) override {
+    clear();
+    return "";
+  }
 
  private:
   void report_plan(const Run& run) {  // once
