@@ -3,10 +3,7 @@
 #include <dlfcn.h>
 #include <unistd.h>
 
-#include <cmath>
 #include <csignal>
-#include <cstring>
-#include <fstream>
 
 namespace tandem::test {
 
@@ -31,12 +28,25 @@ testing::AssertionResult holds(const std::string& text, const std::vector<std::s
 }
 
 testing::AssertionResult refused(const std::function<void()>& action, const std::vector<std::string>& parts) {
+  const std::string said = error_of(action);
+  return said.empty() ? testing::AssertionFailure() << "nothing was thrown" : holds(said, parts);
+}
+
+std::string stderr_of(const std::function<void()>& action) {
+  testing::internal::CaptureStderr();
   try {
     action();
-  } catch (const Error& e) {
-    return holds(e.what(), parts);
+  } catch (...) {
+    testing::internal::GetCapturedStderr();
+    throw;
   }
-  return testing::AssertionFailure() << "nothing was thrown";
+  return testing::internal::GetCapturedStderr();
+}
+
+std::vector<std::byte> bytes_of(const Tensor& t) {
+  std::vector<std::byte> b(t.bytes());
+  if (!b.empty()) t.backend().download(b.data(), t.raw(), b.size());
+  return b;
 }
 
 // ---- backends -------------------------------------------------------------------------------------------------------

@@ -1,10 +1,8 @@
 // The data sets: the official files and where they are found, arrays, folders of pictures, and synthetic pictures.
 #include <sys/wait.h>
 
-#include <cmath>
 #include <cstdlib>
 #include <numeric>
-#include <set>
 
 #include "datasets/cifar.h"
 #include "datasets/loader.h"
@@ -332,7 +330,7 @@ TEST(DatasetOf, HoldsBackATenth) {
   Bytes images(50 * 4 * 4 * 2);
   std::vector<std::int32_t> labels(50);
   for (std::size_t i = 0; i < images.size(); i++) images[i] = std::uint8_t(i / 32);
-  for (int i = 0; i < 50; i++) labels[std::size_t(i)] = i % 3;
+  for (int i = 0; i < 50; i++) labels[i] = i % 3;
   const Dataset d = Dataset::of(images, {50, 4, 4, 2}, labels, "mine");
   EXPECT_EQ(d.train.count(), 45);
   EXPECT_EQ(d.test.count(), 5);
@@ -487,9 +485,9 @@ TEST(PictureFolder, NothingIsLeftOutOrMistakenInSilence) {
   for (int i = 0; i < 10; i++)
     for (const char* name : {"cat", "dog"}) save(all / name / (std::to_string(i) + ".ppm"), square_pnm(6, i));
   auto loaded = [&](const FolderOptions& options = {}) {
-    testing::internal::CaptureStderr();
-    const Dataset d = load_dataset(all, {}, options);
-    return std::to_string(d.train.count() + d.test.count()) + " " + testing::internal::GetCapturedStderr();
+    Dataset d;
+    const std::string printed = stderr_of([&] { d = load_dataset(all, {}, options); });
+    return std::to_string(d.train.count() + d.test.count()) + " " + printed;
   };
   for (const char* hidden : {"cat/.ipynb_checkpoints/1.ppm", "cat/deep/.thumbs/1.ppm", ".git/1.ppm", "cat/._1.ppm",
                              "__MACOSX/cat/1.ppm", "cat/__MACOSX/1.ppm"})
@@ -503,9 +501,7 @@ TEST(PictureFolder, NothingIsLeftOutOrMistakenInSilence) {
   for (const char* part : {"train/cat", "train/dog", "test/cat"})
     save(dir.file("parts") / fs::path(part) / "1.ppm", square_pnm(6, 1));
   save(dir.file("parts/beside.ppm"), square_pnm(6, 1));
-  testing::internal::CaptureStderr();
-  load_dataset(dir.file("parts"));
-  const std::string parts = testing::internal::GetCapturedStderr();
+  const std::string parts = stderr_of([&] { load_dataset(dir.file("parts")); });
   EXPECT_TRUE(holds(parts, {"test/ has no pictures of some classes, the first is dog",
                             ": 1 files are not read, the first is " + dir.file("parts/beside.ppm")}));
   save(all / "cat/1.webp", {1});
@@ -524,16 +520,13 @@ TEST(PictureFolder, NothingIsLeftOutOrMistakenInSilence) {
   EXPECT_EQ(loaded(), "26 ");
   fs::create_directory_symlink(all, dir.file("store/up"));
   EXPECT_REFUSED(loaded(), "is a link to a folder that it lies in");
-  testing::internal::GetCapturedStderr();
   fs::remove(dir.file("store/up"));
   fs::create_symlink("/nowhere/annex", all / "dog/gone.ppm");
   EXPECT_REFUSED(loaded(), "dog/gone.ppm: is a link to /nowhere/annex", "--skip-broken");
-  testing::internal::GetCapturedStderr();
   EXPECT_EQ(loaded({.skip_broken = true}).substr(0, 3), "26 ");
   fs::remove(all / "dog/gone.ppm");
   fs::create_symlink("/nowhere/eel", all / "eel");
   EXPECT_REFUSED(loaded(), "all/eel: is a link to /nowhere/eel");
-  testing::internal::GetCapturedStderr();
   fs::remove(all / "eel");
   for (const auto& [name, written] : {std::pair{"M\x81nchen", "M%81nchen"},
                                       {"two\nlines", "two%0Alines"},
@@ -556,15 +549,12 @@ TEST(PictureFolder, ASplitHasManySpellings) {
     for (const std::string& folder : folders)
       for (const char* name : {"/x/1.ppm", "/y/1.ppm", "/y/2.ppm"})
         save(fs::path(all) / (folder + name), square_pnm(6, 1));
-    testing::internal::CaptureStderr();
-    std::string printed;
-    try {
-      for (const std::string& name : load_dataset(all).train.class_names) printed += name + " ";
-    } catch (const UsageError& e) {
-      printed = e.what();
-    }
-    printed += testing::internal::GetCapturedStderr();
-    EXPECT_TRUE(holds(printed, {part}));
+    std::string classes, refusal;
+    const auto load = [&] {
+      for (const std::string& name : load_dataset(all).train.class_names) classes += name + " ";
+    };
+    const std::string printed = stderr_of([&] { refusal = error_of<UsageError>(load); });
+    EXPECT_TRUE(holds(classes + refusal + printed, {part}));
   };
   for (const char* training : {"train", "Training", "TRAIN", "training_set", "training_data", "train_images"})
     for (const char* test : {"test", "Testing", "val", "Valid", "validation", "test set", "TESTSET", "val2017"})

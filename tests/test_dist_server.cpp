@@ -1,11 +1,7 @@
 // The parameter server on ranks that are threads: what it computes is what one machine computes, whatever the number of
 // servers; who waits for whom; what is refused.
-#include <gtest/gtest.h>
-
 #include <unistd.h>
 
-#include <atomic>
-#include <cmath>
 #include <limits>
 
 #include "core/random.h"
@@ -27,7 +23,7 @@ constexpr std::int64_t n = 5 * 1024 + 128;  // shards of different lengths
 std::vector<double> drawn(std::uint32_t what) {
   std::vector<double> v(n);
   const Philox random(11, Stream::test, 0, what);
-  for (std::int64_t i = 0; i < n; i++) v[std::size_t(i)] = double(uniform(random.word(std::uint32_t(i)))) - 0.5;
+  for (std::int64_t i = 0; i < n; i++) v[i] = double(uniform(random.word(std::uint32_t(i)))) - 0.5;
   return v;
 }
 
@@ -85,7 +81,7 @@ template <class Body>
 std::vector<std::string> on_server(int ranks, const Body& body, const ChannelFaults& faults = {}) {
   auto channels = in_process_channels(ranks, faults);
   return ranks_say(ranks, [&](int r) {
-    Rank rank(std::move(channels[std::size_t(r)]));
+    Rank rank(std::move(channels[r]));
     body(rank, r);
     rank.node.gather("");
   });
@@ -106,8 +102,7 @@ std::vector<Ended> serve(int ranks, Serving how, const Step& step) {
         rank.begin(how.options, {0, how.leases, how.most});
         rank.train([&](std::int64_t lease) { step(r, rank.node, lease, rank.gradient, rank.weights); }, {1, 2, 16});
         rank.node.gather("");
-        ends[std::size_t(r)] = {rank.weights.values(), rank.buffers.values(), rank.node.counts(), rank.node.events(),
-                                ""};
+        ends[r] = {rank.weights.values(), rank.buffers.values(), rank.node.counts(), rank.node.events(), ""};
       },
       how.faults);
   for (std::size_t r = 0; r < ends.size(); r++) ends[r].said = said[r];
@@ -189,17 +184,16 @@ TEST(Server, AQuorumOfAllIsTheSynchronousOuterStep) {
                     .dtype = DType::f64,
                     .leases = (steps + 4) * ranks},
                    [&](int r, ServerNode&, std::int64_t, Tensor& gradient, Tensor& weights) {
-                     const int step = made[std::size_t(r)]++;
+                     const int step = made[r]++;
                      std::vector<double> at = weights.values(), g(n);
-                     if (step == steps) then[std::size_t(r)] = at;
+                     if (step == steps) then[r] = at;
                      const std::vector<double> centre = drawn(std::uint32_t(100 + r));
                      for (std::size_t i = 0; i < g.size(); i++) g[i] = delta(r, step, at, i, centre);
                      gradient.copy_from(Tensor::of(gradient.backend(), {n}, g, gradient.dtype()));
                    }));
     for (int r = 0; r < ranks; r++) {
-      double most = then[std::size_t(r)].empty() ? 1 : 0;
-      for (std::size_t i = 0; i < then[std::size_t(r)].size(); i++)
-        most = std::max(most, std::abs(then[std::size_t(r)][i] - w[i]));
+      double most = then[r].empty() ? 1 : 0;
+      for (std::size_t i = 0; i < then[r].size(); i++) most = std::max(most, std::abs(then[r][i] - w[i]));
       EXPECT_LT(most, 1e-12) << ranks << " ranks, rank " << r;
     }
   }
@@ -402,7 +396,7 @@ TEST(Server, APulledShardIsOfOneVersion) {
                    [&](int rank, ServerNode&, std::int64_t, Tensor& gradient, Tensor& weights) {
                      const std::vector<double> before = drawn(0), now = weights.values();
                      for (int shard = 0; shard < 4; shard++) {
-                       const auto begin = std::size_t(cuts[std::size_t(shard)]);
+                       const auto begin = std::size_t(cuts[shard]);
                        for (auto i = begin; i < std::size_t(cuts[std::size_t(shard) + 1]); i++)
                          ASSERT_NEAR(now[i] - before[i], now[begin] - before[begin], 1e-5)
                              << "shard " << shard << ", element " << i;
@@ -421,8 +415,8 @@ TEST(Server, SspHoldsBackWhoIsAhead) {
                      if (rank == 0) std::this_thread::sleep_for(std::chrono::milliseconds(4));
                      gradient.fill(0);
                      std::lock_guard lock(mutex);
-                     most = std::max(most, pushed[std::size_t(rank)] - *std::min_element(pushed.begin(), pushed.end()));
-                     pushed[std::size_t(rank)]++;
+                     most = std::max(most, pushed[rank] - *std::min_element(pushed.begin(), pushed.end()));
+                     pushed[rank]++;
                    }));
     // `pushed` precedes the push.
     EXPECT_LE(most, bound + 1);
@@ -787,7 +781,7 @@ TEST(Server, AnAdoptedShardKeepsItsMomentum) {
   };
   const auto said = ranks_say(3, [&](int r) {
     const std::shared_ptr<void> when_all_else_has_gone(nullptr, [&](void*) { dead = dead || r == 2; });
-    Rank rank(std::move(channels[std::size_t(r)]));
+    Rank rank(std::move(channels[r]));
     rank.begin({.how = Asynchrony::parse("asgd-m"), .servers = 2, .momentum = 0.5, .snapshots = 0.002}, {0, 6});
     if (r == 2) {
       wait_for(dies);
@@ -838,7 +832,7 @@ TEST(Server, WhoWorksIsWaitedForWithoutADeadline) {
   for (const std::string how : {"bsp", "ssp:1", "asgd"}) {
     auto channels = in_process_channels(3);
     const auto said = ranks_say(3, [&](int r) {
-      Rank rank(std::move(channels[std::size_t(r)]), 64, 0.3);
+      Rank rank(std::move(channels[r]), 64, 0.3);
       rank.begin({.how = Asynchrony::parse(how)}, {0, 12});
       int step = 0;
       rank.train([&](std::int64_t) {
@@ -855,7 +849,7 @@ TEST(Server, WhoWorksIsWaitedForWithoutADeadline) {
 TEST(Server, WhereEverybodyWaitsThatIsAnError) {
   auto channels = in_process_channels(2);
   const auto said = ranks_say(2, [&](int r) {
-    Rank rank(std::move(channels[std::size_t(r)]), 2048, 0.5);
+    Rank rank(std::move(channels[r]), 2048, 0.5);
     if (r == 1) rank.node.gather("");
     rank.begin({.how = Asynchrony::parse("asgd")}, {0, 12});
     rank.pull();
@@ -872,7 +866,7 @@ TEST(Server, WhatSnapshotsNeedIsSaidAndCheckedBefore) {
     auto channels = in_process_channels(2);
     std::string told;
     const auto said = ranks_say(2, [&](int r) {
-      Rank rank(std::move(channels[std::size_t(r)]), 1 << 20, 10, [&](const std::string& text) { told = text; });
+      Rank rank(std::move(channels[r]), 1 << 20, 10, [&](const std::string& text) { told = text; });
       rank.begin({.how = Asynchrony::parse(how), .memory = memory}, {0, 0});
       if (r == 0) rank.pull();
       rank.node.finish(whole(rank.weights), whole(rank.buffers));
@@ -926,9 +920,9 @@ TEST(Server, WhoWasGivenUpWritesNoAnswersAnyMore) {
   const auto serve = [&](int rank, float value) {
     std::vector<std::byte> bytes(layouts[0]->copy_bytes(1));
     for (std::size_t i = 0; i < 4096; i += 4) std::memcpy(bytes.data() + i, &value, 4);
-    owners[std::size_t(rank)]->take_over(1);
-    for (int r = 0; r < 3; r++) owners[std::size_t(rank)]->offered(r, {{1}, r == 0});
-    owners[std::size_t(rank)]->copied(0, {{1}}, bytes);
+    owners[rank]->take_over(1);
+    for (int r = 0; r < 3; r++) owners[rank]->offered(r, {{1}, r == 0});
+    owners[rank]->copied(0, {{1}}, bytes);
   };
   const auto shard_1 = [&] {
     worker.copy_answers(weights, none);

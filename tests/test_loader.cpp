@@ -1,21 +1,11 @@
 // The loader: the epoch is covered once by all ranks together, and every batch is a function of its counters.
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <atomic>
-#include <chrono>
-#include <cmath>
-#include <cstring>
-#include <map>
 #include <numeric>
-#include <set>
 
-#include "core/error.h"
 #include "datasets/loader.h"
 #include "datasets/synthetic.h"
 #include "tests/support.h"
 
-namespace tandem {
+namespace tandem::test {
 namespace {
 
 // Pictures whose every byte is a different function of (picture, position), so that a wrong gather cannot pass.
@@ -176,8 +166,7 @@ TEST_F(LoaderTest, ABatchIsDividedAmongRanksUnlessItIsARanksOwn) {
   expect(0, 5, 2, 5);  // 2, 2, 3, 2, 3
   expect(4, 5, 3, 5);
   expect(11, 12, 1, 5);
-  EXPECT_TRUE(
-      test::refused([&] { loader.share(0, 13); }, {"--batch 12 over 13 ranks", "a larger --batch, or fewer ranks"}));
+  EXPECT_REFUSED(loader.share(0, 13), "--batch 12 over 13 ranks", "a larger --batch, or fewer ranks");
 
   LoaderOptions o = options(12);
   o.batch_per_rank = 4;
@@ -644,8 +633,7 @@ TEST_F(LoaderTest, ErrorsOfTheThreadArriveInNext) {
     EXPECT_TRUE(loader.next(b));
     EXPECT_TRUE(loader.next(b));  // what was made before the error comes first
     EXPECT_EQ(b.index, 1);
-    for (int again = 0; again < 2; again++)
-      EXPECT_TRUE(test::refused([&] { loader.next(b); }, {"the transform met batch 2"}));
+    for (int again = 0; again < 2; again++) EXPECT_REFUSED(loader.next(b), "the transform met batch 2");
     broken = false;
     EXPECT_EQ(whole_epoch(loader, 1).size(), 50u);
   }
@@ -663,7 +651,7 @@ TEST_F(LoaderTest, WrongUseIsNamed) {
   auto expect = [&](void (*change)(LoaderOptions&), const std::string& part) {
     LoaderOptions o = options(8);
     change(o);
-    EXPECT_TRUE(test::refused([&] { Loader(p, o, *host); }, {"loader of patterned", part}));
+    EXPECT_REFUSED(Loader(p, o, *host), "loader of patterned", part);
   };
   expect([](LoaderOptions& o) { o.batch = 0; }, "a batch of 0");
   expect([](LoaderOptions& o) { o.rank = 2, o.world = 2; }, "rank 2 of 2");
@@ -674,8 +662,7 @@ TEST_F(LoaderTest, WrongUseIsNamed) {
   expect([](LoaderOptions& o) { o.batch = 40, o.world = 31; }, "30 pictures do not fill a batch of 31 over all ranks");
   expect([](LoaderOptions& o) { o.batch = 31, o.drop_last = true; }, "30 pictures do not fill a batch of 31");
   p.labels.write<std::int32_t>()[4] = 10;
-  EXPECT_TRUE(
-      test::refused([&] { Loader(p, options(8), *host); }, {"patterned: picture 4 has the label 10, expected 0 to 9"}));
+  EXPECT_REFUSED(Loader(p, options(8), *host), "patterned: picture 4 has the label 10, expected 0 to 9");
   p = patterned(30);
 
   Loader loader(p, options(8), *host);
@@ -688,4 +675,4 @@ TEST_F(LoaderTest, WrongUseIsNamed) {
 }
 
 }  // namespace
-}  // namespace tandem
+}  // namespace tandem::test

@@ -1,10 +1,5 @@
 // Seeing what a run does: traces, profiles, pictures of the tape, summaries, who holds the memory.
-#include <gtest/gtest.h>
-
-#include <cmath>
-#include <fstream>
 #include <nlohmann/json.hpp>
-#include <thread>
 
 #include "autograd/tape.h"
 #include "core/files/files.h"
@@ -13,16 +8,10 @@
 #include "datasets/loader.h"
 #include "datasets/synthetic.h"
 #include "layers/export/summary.h"
-#include "layers/layers.h"
 #include "layers/models/models.h"
-#include "tests/support.h"
 #include "tests/training.h"
 
-using namespace tandem;
-using test::holds;
-using test::refused;
-using test::TemporaryFolder;
-
+namespace tandem::test {
 namespace {
 
 // ---- JSON -----------------------------------------------------------------------------------------------------------
@@ -30,10 +19,10 @@ TEST(SeeingJson, ReadsOneDocumentAndNamesWhatIsWrong) {
   EXPECT_EQ(parse_json(R"({"b":[1,"y\u00e9"], "a":{}})").dump(), R"({"b":[1,"yé"],"a":{}})") << "in order";
   for (const char* bad : {"{", "[1,]", "01", "nul", "\"\x01\"", "\"\xff\"", "1 2", "{\"a\":}", "'a'", "1e999"})
     EXPECT_THROW(parse_json(bad), JsonError) << bad;
-  EXPECT_TRUE(refused([] { parse_json(R"({"a" 1})"); }, {"at line 1, column 6", "expected ':'"}));
-  EXPECT_TRUE(refused([] { parse_json(R"({"a":1,"a":2})"); }, {"\"a\" comes twice"}));
-  EXPECT_TRUE(refused([] { parse_json(std::string(1'000'000, '[')); }, {"nested deeper"}));
-  EXPECT_TRUE(refused([] { parse_json(""); }, {"end of input"}));
+  EXPECT_REFUSED(parse_json(R"({"a" 1})"), "at line 1, column 6", "expected ':'");
+  EXPECT_REFUSED(parse_json(R"({"a":1,"a":2})"), "\"a\" comes twice");
+  EXPECT_REFUSED(parse_json(std::string(1'000'000, '[')), "nested deeper");
+  EXPECT_REFUSED(parse_json(""), "end of input");
   EXPECT_EQ(plain_text("é\n\xff\x80 \xf0\x9f\x98\x80\xc3"), "é%0A%FF%80 \xf0\x9f\x98\x80%C3");
   EXPECT_EQ(json_quoted("a\"\\\n\x01\xff é"), "\"a\\\"\\\\\\n\\u0001\xEF\xBF\xBD é\"");
   EXPECT_EQ(json_number(NAN), "null");
@@ -107,7 +96,7 @@ TEST(SeeingTrace, LanesOfSeveralThreadsAndABound) {
   }
   EXPECT_TRUE(holds(trace.json(), {"30 later events were dropped"}));
   EXPECT_TRUE(nlohmann::json::accept(trace.json()));
-  EXPECT_TRUE(refused([&] { trace.write("/nowhere/t.json"); }, {"/nowhere/t.json", "cannot be written"}));
+  EXPECT_REFUSED(trace.write("/nowhere/t.json"), "/nowhere/t.json", "cannot be written");
 }
 
 // A device that passes a mark every millisecond, the first 5 ms after the trace began, and writes down what it is told.
@@ -294,28 +283,6 @@ TEST(SeeingMemory, EachUseIsCountedApart) {
   memory.give(again);
 }
 
-struct Little : MemorySource {
-  void* acquire(std::size_t bytes) override {
-    return bytes > (4 << 20) ? nullptr : std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
-  }
-  void release(void* block, std::size_t) override { std::free(block); }
-  const char* name() const override { return "a little memory"; }
-  std::size_t segment_bytes() const override { return 0; }
-};
-
-TEST(SeeingMemory, RunningOutSaysWhoHoldsWhat) {
-  CachingAllocator memory(std::make_unique<Little>());
-  MemoryUse use(Use::activations);
-  void* held = memory.take(2 << 20);
-  EXPECT_TRUE(refused(
-      [&] {
-        MemoryUse scratch(Use::scratch);
-        memory.take(8 << 20);
-      },
-      {"out of a little memory", "8.00 MiB (scratch)", "activations 2.00 MiB", "--batch"}));
-  memory.give(held);
-}
-
 // ---- a run that is looked at ----------------------------------------------------------------------------------------
 // Trains smallcnn for two epochs of eight steps and returns what it said.
 struct Looked {
@@ -335,15 +302,12 @@ struct Looked {
     options.metrics = folder.file("run.jsonl");
     change(options, folder);
     testing::internal::CaptureStdout();
-    testing::internal::CaptureStderr();
-    try {
+    const auto trained = [&] {
       report = fit(*model, cross_entropy_loss(smoothing), sgd, *backend, {train, nullptr, &test}, options);
-    } catch (const Error& e) {
-      failure = e.what();
-    }
-    complained = testing::internal::GetCapturedStderr();
+    };
+    complained = stderr_of([&] { failure = error_of(trained); });
     said = testing::internal::GetCapturedStdout();
-    weights = test::weights_of(*model);
+    weights = weights_of(*model);
   }
 };
 
@@ -363,9 +327,9 @@ TEST(SeeingFit, EverythingAtOnceAndTheSameWeights) {
   EXPECT_EQ(plain.weights, all.weights) << "looking changed the training";
   EXPECT_TRUE(holds(all.said, {"(model)", "LeNet5", "multiply-adds per picture", "profile of 5 steps", "conv2d",
                                "GFLOP/s", "memory in one step", "kept for backward by module", "parameters"}));
-  EXPECT_EQ(test::contents(all.folder.file("tape.dot")).rfind("digraph", 0), 0u);
+  EXPECT_EQ(contents(all.folder.file("tape.dot")).rfind("digraph", 0), 0u);
 
-  nlohmann::json trace = nlohmann::json::parse(test::contents(all.folder.file("trace.json")));
+  nlohmann::json trace = nlohmann::json::parse(contents(all.folder.file("trace.json")));
   std::map<int, std::string> lanes;
   std::map<std::string, std::map<std::string, int>> seen;  // lane, name
   for (const auto& e : trace["traceEvents"])
@@ -423,7 +387,7 @@ TEST(SeeingFit, OneBatchIsLearntByHeartAndItsVerdictCanBeNo) {
   };
   Looked bad([&](RunConfig& o, const TemporaryFolder&) { still(o, 0); });
   EXPECT_TRUE(holds(bad.failure, {"does NOT learn"}));
-  EXPECT_TRUE(holds(test::contents(bad.folder.file("run.jsonl")), {"\"end\""}));
+  EXPECT_TRUE(holds(contents(bad.folder.file("run.jsonl")), {"\"end\""}));
   Looked brief([&](RunConfig& o, const TemporaryFolder&) { still(o, 5); });
   EXPECT_TRUE(holds(brief.failure, {"cannot tell whether the model learns: too few steps"}));
   EXPECT_EQ(bad.said + brief.said, "") << "a verdict that is none";
@@ -449,14 +413,14 @@ TEST(SeeingFit, WhatNoStepCanFillIsNotWritten) {
     o.epochs = 3;
   });
   EXPECT_EQ(third.complained, "");
-  EXPECT_TRUE(holds(test::contents(third.folder.file("trace.json")), {"\"conv2d\""}));
+  EXPECT_TRUE(holds(contents(third.folder.file("trace.json")), {"\"conv2d\""}));
 
   Looked other([](RunConfig& o, const TemporaryFolder& f) {
     o.profiler.dot = f.file("thesis.dot");
     write_file(o.profiler.dot, "graph of mine {}");
   });
   EXPECT_TRUE(holds(other.failure, {"--dot ", "something else"}));
-  EXPECT_EQ(test::contents(other.folder.file("thesis.dot")), "graph of mine {}");
+  EXPECT_EQ(contents(other.folder.file("thesis.dot")), "graph of mine {}");
 }
 
 TEST(SeeingFit, SummarySaysWhatThisTrainingKeeps) {
@@ -487,3 +451,4 @@ TEST(SeeingFit, SummarySaysWhatThisTrainingKeeps) {
 }
 
 }  // namespace
+}  // namespace tandem::test
