@@ -1,10 +1,7 @@
 // What every strategy whose ranks are replicas is tried with: two models, a loop of one's own, and fit().
 #pragma once
 
-#include "datasets/loader.h"
-#include "datasets/synthetic.h"
 #include "dist/collectives/in_process.h"
-#include "layers/optim/accumulation.h"
 #include "tests/ranks.h"
 #include "tests/training.h"
 

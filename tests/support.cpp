@@ -64,6 +64,16 @@ const std::vector<BackendKind>& backends() {
   return kinds;
 }
 
+void on_backends(std::initializer_list<DType> dtypes, const std::function<void(Backend&, DType)>& f) {
+  for (const BackendKind& kind : backends())
+    for (DType dtype : dtypes) {
+      std::unique_ptr<Backend> backend = kind.make();
+      if (!backend->supports(dtype)) continue;
+      SCOPED_TRACE(kind.name + " " + name_of(dtype));
+      f(*backend, dtype);
+    }
+}
+
 // ---- folders --------------------------------------------------------------------------------------------------------
 TemporaryFolder::TemporaryFolder() {
   std::string name = (fs::temp_directory_path() / "tandem-test-XXXXXX").string();

@@ -60,6 +60,9 @@ struct BackendKind {
 };
 const std::vector<BackendKind>& backends();
 
+// Calls f on every backend, in each of these types that it supports.
+void on_backends(std::initializer_list<DType> dtypes, const std::function<void(Backend&, DType)>& f);
+
 // ---- folders --------------------------------------------------------------------------------------------------------
 class TemporaryFolder {
  public:

@@ -7,11 +7,7 @@
 #include <mutex>
 #include <new>
 
-#include "autograd/ops.h"
-#include "layers/layers.h"
-#include "layers/models/models.h"
-#include "layers/optim/optimizer.h"
-#include "tests/support.h"
+#include "tests/training.h"
 
 // ---- every request to the C++ heap, counted while somebody asks -----------------------------------------------------
 namespace {

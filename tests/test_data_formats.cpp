@@ -174,14 +174,6 @@ TEST(Idx, LabelsAreCheckedAgainstTheirRangeAndNumber) {
   EXPECT_EQ(p.labels.values(), (std::vector<double>{0, 9, 3, 7}));
 }
 
-TEST(Cifar, DamagedRecordsAreNamed) {
-  Bytes file = cifar_file(3);
-  EXPECT_REFUSED(cifar_of(*memory(cut(file, 3073)), 3), "truncated after 3073 bytes", "expected 9219", mend);
-  EXPECT_REFUSED(cifar_of(*memory(cut(file, 9220)), 3), "goes on after 9219 bytes", mend);
-  file[2 * 3073] = 10;
-  EXPECT_REFUSED(cifar_of(*memory(file), 3), "label 10 in record 2, expected 0 to 9", mend);
-}
-
 // ---- .npy -----------------------------------------------------------------------------------------------------------
 TEST(Npy, ReadsEveryVersionAndWidth) {
   for (int version : {1, 2, 3})

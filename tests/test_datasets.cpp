@@ -123,7 +123,7 @@ TEST(Cifar100, HasFineAndCoarseLabels) {
   DataFolder dir;
   save(dir.file("train.bin"), cifar100_file(5));
   save(dir.file("test.bin"), cifar100_file(3));
-  const fs::path folder = fs::path(dir.file("train.bin")).parent_path();
+  const fs::path folder = dir.path();
   const Dataset fine = cifar100(folder, CifarLabels::fine, 5, 3), coarse = cifar100(folder, CifarLabels::coarse, 5, 3);
   EXPECT_EQ(fine.train.images.shape(), (Shape{5, 32, 32, 3}));
   EXPECT_EQ(fine.test.count(), 3);
@@ -151,19 +151,17 @@ TEST(Cifar100, HasFineAndCoarseLabels) {
 TEST(Mnist, IsTheOtherSetOfTheSameFiles) {
   DataFolder dir;
   for (const char* part : {"train", "t10k"}) {
-    Bytes images = {0, 0, 8, 3, 0, 0, 0, 2, 0, 0, 0, 28, 0, 0, 0, 28}, labels = {0, 0, 8, 1, 0, 0, 0, 2, 7, 2};
-    images.resize(images.size() + 2 * 784, 9);
-    images.back() = 255;
-    save(dir.file(std::string("mnist/") + part + "-images-idx3-ubyte"), images);
-    save(dir.file(std::string("mnist/") + part + "-labels-idx1-ubyte"), labels);
+    Bytes pixels(2 * 784, 9);
+    pixels.back() = 255;
+    save(dir.file(std::string("mnist/") + part + "-images-idx3-ubyte"), idx(0x803, {2, 28, 28}, pixels));
+    save(dir.file(std::string("mnist/") + part + "-labels-idx1-ubyte"), idx(0x801, {2}, {7, 2}));
   }
-  const fs::path root = fs::path(dir.file("mnist")).parent_path();
-  const Dataset d = load_dataset("mnist", root);
+  const Dataset d = load_dataset("mnist", dir.path());
   EXPECT_EQ(d.train.labels.values(), (std::vector<double>{7, 2}));
   EXPECT_EQ(d.train.class_names[7], "7");
   EXPECT_NEAR(d.train.mean[0], (9.0 * 1567 + 255) / 1568 / 255, 1e-6);
   EXPECT_NO_THROW(check(d.test));
-  EXPECT_REFUSED(load_dataset("fashion-mnist", root / "mnist"), "fashion-mnist", "was not found");
+  EXPECT_REFUSED(load_dataset("fashion-mnist", dir / "mnist"), "fashion-mnist", "was not found");
 }
 
 // ---- where the files are --------------------------------------------------------------------------------------------
@@ -194,9 +192,8 @@ TEST(FindData, FashionMnistsFirstPicturesStandInForAll) {
   DataFolder empty;
   Environment variable("TANDEM_DATA", empty.path().c_str());
   EXPECT_THROW(find_data("fashion-mnist", empty.path()), UsageError);  // a folder that was named is not second-guessed
-  testing::internal::CaptureStderr();
-  const Dataset d = load_dataset("fashion-mnist");
-  const std::string said = testing::internal::GetCapturedStderr();
+  Dataset d;
+  const std::string said = stderr_of([&] { d = load_dataset("fashion-mnist"); });
   EXPECT_TRUE(holds(said, {"fashion-mnist was not found in " + (empty / "fashion-mnist").string(),
                            "get-data.sh fashion-mnist fetches all"}));
   EXPECT_EQ(d.name, "fashion-mnist-small");
@@ -440,9 +437,8 @@ TEST(PictureFolder, BrokenPicturesAreRefusedOrCounted) {
   save(broken, cut);
   const std::string all = dir.file("all");
   EXPECT_REFUSED(load_dataset(all), broken, "is damaged (truncated after 40 bytes)", "--skip-broken");
-  testing::internal::CaptureStderr();
-  const Dataset d = load_dataset(all, {}, {.skip_broken = true});
-  const std::string printed = testing::internal::GetCapturedStderr();
+  Dataset d;
+  const std::string printed = stderr_of([&] { d = load_dataset(all, {}, {.skip_broken = true}); });
   EXPECT_TRUE(holds(printed, {" pictures left out that cannot be decoded, the first is " + broken}));
   EXPECT_EQ(d.train.count() + d.test.count(), 19);
   save(broken, square_pnm(7, 3));
@@ -571,12 +567,7 @@ TEST(PictureFolder, ASplitHasManySpellings) {
 }
 
 // ---- synthetic pictures ---------------------------------------------------------------------------------------------
-SyntheticOptions small_set() {
-  SyntheticOptions o;
-  o.train = 2000;
-  o.test = 500;
-  return o;
-}
+SyntheticOptions small_set() { return {.train = 2000, .test = 500}; }
 
 TEST(Synthetic, IsAFunctionOfItsSeed) {
   SyntheticOptions o = small_set();
@@ -621,10 +612,7 @@ int recognise(const std::uint8_t* x, double mean) {
 }
 
 TEST(Synthetic, ClassesCanBeTold) {
-  SyntheticOptions o = small_set();
-  o.train = 10;
-  o.test = 300;
-  Dataset d = synthetic(o);
+  Dataset d = synthetic({.train = 10, .test = 300});
   const std::uint8_t* x = d.test.images.data<std::uint8_t>();
   int correct = 0;
   for (int i = 0; i < 300; i++) {

@@ -1,7 +1,5 @@
 // Training with several ranks whose tensors are on devices: twins that run behind the host's back and record (twin.h),
 // over in-process ranks. What they compute must be the bits of the same ranks in the host's memory.
-#include "datasets/loader.h"
-#include "datasets/synthetic.h"
 #include "dist/strategies/all_reduce.h"
 #include "dist/strategies/daso.h"
 #include "dist/strategies/local_steps.h"

@@ -9,7 +9,6 @@
 #include "core/files/files.h"
 #include "dist/strategies/all_reduce.h"
 #include "dist/strategies/reducer.h"
-#include "layers/models/models.h"
 #include "tests/replicas.h"
 
 namespace tandem::test {

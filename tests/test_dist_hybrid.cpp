@@ -5,8 +5,6 @@
 #include "dist/strategies/machine_share.h"
 #include "dist/strategies/parameter_server.h"
 #include "layers/export/torch_weights.h"
-#include "layers/train/checkpoint.h"
-#include "layers/train/evaluate.h"
 #include "tests/host_ranks.h"
 #include "tests/naive.h"
 #include "tests/slices.h"
@@ -346,28 +344,32 @@ TEST(Hybrid, EvaluatesAndPredictsAsThePlainModel) {
   }
 }
 
+// The loss of the tested model, its accuracy, what the run said of that, and the weights.
+Numbers fitted(Strategy& s, std::int64_t batch, double rate, const RunConfig& o) {
+  auto backend = reference_backend(1);
+  Dataset data = synthetic({.side = 8, .channels = 1, .train = 203, .test = 61, .seed = 3});
+  Loader train(data.train, {.batch = batch, .seed = 2, .prefetch = 0}, *backend),
+      test(data.test, {.batch = 50, .shuffle = false}, *backend);
+  Net model;
+  SGD sgd({.learning_rate = rate, .momentum = 0.9});
+  const FitReport report = fit(model, cross_entropy_loss(0.1), sgd, *backend, {train, nullptr, &test}, o, &s);
+  Strategy one;  // after the run every rank has the model
+  test.share(0, 1);
+  const Evaluation e = evaluate(model, test);
+  Numbers all{e.loss, e.accuracy, report.epochs.empty() ? 0 : *report.epochs.back().test_accuracy};
+  FlatParameters flat(model, *backend, 1);
+  const Numbers weights = whole(flat, flat.values, one);
+  all.insert(all.end(), weights.begin(), weights.end());
+  return all;
+}
+
 // One run: 1 rank, then 4, 3 and 2 with slices, then 1 again. And what is written at the end is the plain model's.
 TEST(Hybrid, ARunGoesOnWithAnyNumberOfRanks) {
   TemporaryFolder folder;
-  auto run = [&](Strategy& s, RunConfig o) {
-    auto backend = reference_backend(1);
-    Dataset data = synthetic({.side = 8, .channels = 1, .train = 203, .test = 61, .seed = 3});
-    Loader train(data.train, {.batch = 48, .seed = 2, .prefetch = 0}, *backend),
-        test(data.test, {.batch = 50, .shuffle = false}, *backend);
-    Net model;
-    SGD sgd({.learning_rate = 0.1, .momentum = 0.9});
-    o.ema = 0.8;
-    const FitReport report = fit(model, cross_entropy_loss(0.1), sgd, *backend, {train, nullptr, &test}, o, &s);
-    Strategy one;  // after the run every rank has the model
-    test.share(0, 1);
-    Numbers all{evaluate(model, test).loss, report.epochs.empty() ? 0 : *report.epochs.back().test_accuracy};
-    FlatParameters flat(model, *backend, 1);
-    const Numbers weights = whole(flat, flat.values, one);
-    all.insert(all.end(), weights.begin(), weights.end());
-    return all;
-  };
+  auto run = [](Strategy& s, const RunConfig& o) { return fitted(s, 48, 0.1, o); };
   Strategy one;
   RunConfig o = quiet(4);
+  o.ema = 0.8;
   const Numbers want = run(one, o);
   o.checkpoint = folder.file("run");
   o.stop_after = 5;
@@ -403,20 +405,10 @@ TEST(Hybrid, ARunGoesOnWithAnyNumberOfRanks) {
 // Asynchronous machines: rank 0's host evaluates and saves by itself, and another number of ranks reads the file.
 TEST(Hybrid, AsynchronousMachinesEvaluateSaveAndGoOn) {
   TemporaryFolder folder;
-  auto run = [&](Strategy& s, RunConfig o) {
-    auto backend = reference_backend(1);
-    Dataset data = synthetic({.side = 8, .channels = 1, .train = 203, .test = 61, .seed = 3});
-    Loader train(data.train, {.batch = 24, .seed = 2, .prefetch = 0}, *backend),
-        test(data.test, {.batch = 25, .shuffle = false}, *backend);
-    Net model;
-    SGD sgd({.learning_rate = 0.05, .momentum = 0.9});
-    const FitReport report = fit(model, cross_entropy_loss(), sgd, *backend, {train, nullptr, &test}, o, &s);
-    test.share(0, 1);
-    EXPECT_NEAR(evaluate(model, test).accuracy, *report.epochs.back().test_accuracy, 1e-9)
-        << "what the run says of its last weights";
-    Strategy one;
-    FlatParameters flat(model, *backend, 1);
-    return whole(flat, flat.values, one);
+  auto run = [](Strategy& s, const RunConfig& o) {
+    const Numbers all = fitted(s, 24, 0.05, o);
+    EXPECT_NEAR(all[1], all[2], 1e-9) << "what the run says of its last weights";
+    return Numbers(all.begin() + 3, all.end());
   };
   RunConfig o = quiet(4);
   o.checkpoint = folder.file("run");

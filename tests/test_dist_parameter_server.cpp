@@ -2,14 +2,11 @@
 // is one machine, with bsp it is all-reduce, and otherwise every batch is trained once, whoever is how fast.
 #include <mutex>
 
-#include "datasets/loader.h"
-#include "datasets/synthetic.h"
 #include "dist/collectives/in_process.h"
 #include "dist/strategies/all_reduce.h"
 #include "dist/strategies/local_steps.h"
 #include "dist/strategies/parameter_server.h"
 #include "dist/strategies/registry.h"
-#include "layers/optim/accumulation.h"
 #include "tests/ranks.h"
 #include "tests/support_channels.h"
 #include "tests/training.h"

@@ -33,6 +33,7 @@ Variables variables(const Set& set) {
   };
 }
 
+const std::string token = "0123456789abcdef0123";
 std::atomic<int> jobs{0};
 int free_port() {
   const int fd = socket(AF_INET, SOCK_STREAM, 0);
@@ -105,7 +106,7 @@ TEST(Rendezvous, TheStartOfALocalJobIsSeen) {
 }
 
 TEST(Rendezvous, RanksOfSeveralHostsFindEachOtherByToken) {
-  RendezvousOfRanks m{.ranks = 3, .set = {{"TANDEM_TOKEN", "0123456789abcdef0123"}}, .port = free_port()};
+  RendezvousOfRanks m{.ranks = 3, .set = {{"TANDEM_TOKEN", token}}, .port = free_port()};
   all_well(m.run([&](int rank) {
     if (rank == 0) usleep(300000);  // the others come first
     Rendezvous r(m.place(rank), m.deadlines(), variables(m.set));
@@ -129,11 +130,11 @@ TEST(Rendezvous, WhatIsMissingIsSaid) {
       holds(said[0], {"after 0.6 s these ranks are missing: 2 on b, 3 on b (here: 0, 1 from 127.0.0.1, 4 from"}));
   EXPECT_TRUE(holds(said[1], {"missing: 2 on b, 3 on b"}));
   // One that came and went is not waited for.
-  RendezvousOfRanks hasty{.ranks = 3, .set = {{"TANDEM_TOKEN", "0123456789abcdef0123"}}, .port = free_port()};
+  RendezvousOfRanks hasty{.ranks = 3, .set = {{"TANDEM_TOKEN", token}}, .port = free_port()};
   const auto heard = hasty.run([&](int rank) {
     if (rank == 1) return;
     while (rank == 2) try {
-        ::close(connect_with_token("127.0.0.1", hasty.port, "0123456789abcdef0123", 2, 3, 5));
+        ::close(connect_with_token("127.0.0.1", hasty.port, token, 2, 3, 5));
         return;
       } catch (const Error&) {  // rank 0 does not listen yet
         usleep(20000);
@@ -142,8 +143,7 @@ TEST(Rendezvous, WhatIsMissingIsSaid) {
   });
   EXPECT_TRUE(holds(heard[0], {"rank 2, from 127.0.0.1, ended before all ranks had come"}));
   // Nobody there at all.
-  RendezvousOfRanks lonely{
-      .ranks = 2, .set = {{"TANDEM_TOKEN", "0123456789abcdef0123"}}, .port = free_port(), .start = 0.5};
+  RendezvousOfRanks lonely{.ranks = 2, .set = {{"TANDEM_TOKEN", token}}, .port = free_port(), .start = 0.5};
   EXPECT_REFUSED(Rendezvous r(lonely.place(1), lonely.deadlines(), variables(lonely.set)),
                  "rank 1 does not find rank 0", "Connection refused");
 }
@@ -159,15 +159,14 @@ TEST(Rendezvous, DifferentTermsAreNamed) {
 }
 
 TEST(Rendezvous, DifferentJobsAndDoublesAreNamed) {
-  RendezvousOfRanks m{.ranks = 2, .set = {{"TANDEM_TOKEN", "0123456789abcdef0123"}}, .port = free_port(), .start = 5};
+  RendezvousOfRanks m{.ranks = 2, .set = {{"TANDEM_TOKEN", token}}, .port = free_port(), .start = 5};
   auto said = m.run([&](int rank) {
     Place p = m.place(rank);
     if (rank == 1) p.size = 3;
     Rendezvous r(p, m.deadlines(), variables(m.set));
   });
   for (const auto& s : said) EXPECT_TRUE(holds(s, {"rank 1 was started as one of 3 ranks, and rank 0 as one of 2"}));
-  RendezvousOfRanks twice{
-      .ranks = 3, .set = {{"TANDEM_TOKEN", "0123456789abcdef0123"}}, .port = free_port(), .start = 5};
+  RendezvousOfRanks twice{.ranks = 3, .set = {{"TANDEM_TOKEN", token}}, .port = free_port(), .start = 5};
   said = twice.run(
       [&](int rank) { Rendezvous r(twice.place(rank == 2 ? 1 : rank), twice.deadlines(), variables(twice.set)); });
   EXPECT_TRUE(holds(said[0], {"rank 1 has come twice"}));
@@ -186,7 +185,7 @@ int visit(int port) {
 }
 
 TEST(Rendezvous, UnauthenticatedPeersKeepNobodyWaitingAndDoNotGetIn) {
-  RendezvousOfRanks m{.ranks = 3, .set = {{"TANDEM_TOKEN", "0123456789abcdef0123"}}, .port = free_port(), .start = 60};
+  RendezvousOfRanks m{.ranks = 3, .set = {{"TANDEM_TOKEN", token}}, .port = free_port(), .start = 60};
   std::atomic<bool> end{false};
   std::atomic<int> visits{0}, let_in{0};
   std::string overheard(112, 'x');  // what a rank said to another rank 0: worth nothing here
@@ -910,7 +909,7 @@ TEST(Channels, AKilledRankComesBackTwice) {
 // As on several hosts, where UCX has a port.
 TEST(PortGuard, WhoComesBackHearsTheRanksAlone) {
   Board board;
-  const Set set = with(with(quick, "MASTER_ADDR", "127.0.0.1"), "TANDEM_TOKEN", "0123456789abcdef0123");
+  const Set set = with(with(quick, "MASTER_ADDR", "127.0.0.1"), "TANDEM_TOKEN", token);
   Processes p(3, with(set, "MASTER_PORT", std::to_string(free_port())), [&](int rank, const Variables& given) {
     const Variables as_on_hosts = [&](const char* name) {
       const std::string n = name;

@@ -6,7 +6,6 @@
 #include "dist/strategies/all_reduce.h"
 #include "dist/strategies/averages.h"
 #include "dist/strategies/local_steps.h"
-#include "layers/train/checkpoint.h"
 #include "tests/replicas.h"
 
 namespace tandem::test {

@@ -1,11 +1,7 @@
 // Update rules: hand-computed sequences with known delays, what they become when a constant is zero or nothing is late,
 // and that they do not see how the vector is cut.
-#include "datasets/loader.h"
-#include "datasets/synthetic.h"
 #include "dist/server/shard.h"
-#include "layers/layers.h"
-#include "layers/train/fit.h"
-#include "tests/support.h"
+#include "tests/training.h"
 
 namespace tandem::test {
 namespace {

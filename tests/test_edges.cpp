@@ -2,11 +2,7 @@
 // calls in the wrong order, names that a file cannot hold. Each works, or is refused with a message.
 #include <limits>
 
-#include "autograd/ops.h"
-#include "layers/layers.h"
-#include "layers/optim/optimizer.h"
-#include "layers/train/checkpoint.h"
-#include "tests/support.h"
+#include "tests/training.h"
 
 namespace tandem::test {
 namespace {

@@ -2,12 +2,7 @@
 // what took no part or is frozen, masks that differ, steps that say what they came to.
 #include <limits>
 
-#include "autograd/ops.h"
-#include "core/random.h"
 #include "dist/strategies/all_reduce.h"
-#include "layers/models/models.h"
-#include "layers/optim/ema.h"
-#include "layers/optim/optimizer.h"
 #include "layers/train/step_graph.h"
 #include "tests/replicas.h"
 #include "tests/twin.h"

@@ -1,9 +1,5 @@
 // f16 and dynamic loss scaling: the type, the policy, and training with it.
 #include "core/step.h"
-#include "datasets/loader.h"
-#include "datasets/synthetic.h"
-#include "layers/models/models.h"
-#include "layers/train/checkpoint.h"
 #include "tests/training.h"
 
 namespace tandem::test {

@@ -1,15 +1,10 @@
 // Other programs' files: PyTorch's weights both ways, the ONNX graph, TensorBoard's events.
 #include "core/files/safetensors.h"
-#include "datasets/loader.h"
-#include "datasets/synthetic.h"
 #include "layers/export/onnx.h"
 #include "layers/export/tensorboard.h"
 #include "layers/export/torch_weights.h"
 #include "layers/export/trace_model.h"
-#include "layers/layers.h"
-#include "layers/models/models.h"
-#include "layers/train/fit.h"
-#include "tests/support.h"
+#include "tests/training.h"
 
 namespace tandem::test {
 namespace {

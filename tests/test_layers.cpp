@@ -6,17 +6,11 @@
 #include <nlohmann/json.hpp>
 
 #include "core/build_info.h"
-#include "core/random.h"
-#include "datasets/loader.h"
-#include "datasets/synthetic.h"
-#include "layers/models/models.h"
 #include "layers/train/metrics.h"
 #include "tests/training.h"
 
 namespace tandem::test {
 namespace {
-
-std::vector<double> bits(const Tensor& t) { return t.values(); }
 
 // Four classes, each a pattern of its own under noise; batches in memory.
 class Patterns : public BatchSource {
@@ -212,13 +206,22 @@ struct ByHand {
   std::unique_ptr<Backend> owner;
   WeightAndBias model;
   std::unique_ptr<FlatParameters> flat;
-  explicit ByHand(const BackendKind& kind) : owner(kind.make()) {}
-  void build() { flat = std::make_unique<FlatParameters>(model, *owner, 1); }
+  SGD sgd;
+  ByHand(const BackendKind& kind, const SGDOptions& options, const std::function<void(Parameter& weight)>& change = {})
+      : owner(kind.make()), sgd(options) {
+    if (change) change(*model.parameters()[0].second);
+    flat = std::make_unique<FlatParameters>(model, *owner, 1);
+    sgd.bind(*flat);
+  }
   void gradient(double weight, double bias) {
     for (const ParameterRange& s : flat->parameter_ranges()) {
       s.leaf->grad.fill(s.name == "weight" ? weight : bias);
       s.leaf->has_grad = true;
     }
+  }
+  void step(double weight, double bias) {
+    gradient(weight, bias);
+    sgd.step();
   }
   double weight() { return flat->parameter_range("weight").leaf->value.values()[5]; }
   double bias() { return flat->parameter_range("bias").leaf->value.values()[1]; }
@@ -226,30 +229,18 @@ struct ByHand {
 
 TEST(Training, ScalesFreezesAndDecaysBySegment) {
   for (const BackendKind& kind : backends()) {
-    ByHand h(kind);
-    h.model.parameters()[0].second->learning_rate_scale = 0.5;
-    h.build();
-    BoundSgd sgd(*h.flat, {.learning_rate = 0.1, .weight_decay = 0.25});
-    h.gradient(2, 2);
-    sgd.step();
+    ByHand h(kind, {.learning_rate = 0.1, .weight_decay = 0.25}, [](Parameter& w) { w.learning_rate_scale = 0.5; });
+    h.step(2, 2);
     EXPECT_NEAR(h.weight(), 1 - 0.05 * (2 + 0.25), 1e-6) << "scaled, decayed";
     EXPECT_NEAR(h.bias(), 1 - 0.1 * 2, 1e-6) << "no decay on biases";
 
-    ByHand all(kind);
-    all.build();
-    BoundSgd everything(*all.flat, {.learning_rate = 0.1, .weight_decay = 0.25, .decay_everything = true});
-    all.gradient(0, 0);
-    everything.step();
+    ByHand all(kind, {.learning_rate = 0.1, .weight_decay = 0.25, .decay_everything = true});
+    all.step(0, 0);
     EXPECT_NEAR(all.bias(), 1 - 0.1 * 0.25, 1e-6);
 
-    ByHand f(kind);
-    f.model.parameters()[0].second->frozen = true;
-    f.build();
-    BoundSgd momentum(*f.flat, {.learning_rate = 0.1, .momentum = 0.9, .weight_decay = 0.25});
-    for (int i = 0; i < 3; i++) {
-      f.gradient(3, 1);
-      momentum.step();
-    }
+    const SGDOptions momentum{.learning_rate = 0.1, .momentum = 0.9, .weight_decay = 0.25};
+    ByHand f(kind, momentum, [](Parameter& w) { w.frozen = true; });
+    for (int i = 0; i < 3; i++) f.step(3, 1);
     EXPECT_EQ(f.weight(), 1) << "frozen";
     EXPECT_NEAR(f.bias(), 1 - 0.1 * (1 + 1.9 + 2.71), 1e-6);
   }
@@ -257,19 +248,15 @@ TEST(Training, ScalesFreezesAndDecaysBySegment) {
 
 TEST(Training, ClipsTheGradientToANorm) {
   for (const BackendKind& kind : backends()) {
-    ByHand h(kind);
-    h.build();
-    BoundSgd sgd(*h.flat, {.learning_rate = 1});
-    sgd.clip_norm = 2;
-    h.gradient(3, -4);  // norm √(6·9 + 2·16)
-    sgd.step();
+    ByHand h(kind, {.learning_rate = 1});
+    h.sgd.clip_norm = 2;
+    h.step(3, -4);  // norm √(6·9 + 2·16)
     const double norm = std::sqrt(6 * 9 + 2 * 16.0);
-    EXPECT_NEAR(sgd.gradient_norm(), norm, 1e-5);
+    EXPECT_NEAR(h.sgd.gradient_norm(), norm, 1e-5);
     EXPECT_NEAR(h.weight(), 1 - 3 * 2 / norm, 1e-6);
     EXPECT_NEAR(h.bias(), 1 + 4 * 2 / norm, 1e-6);
-    h.gradient(0.1, 0.1);  // below the norm: as it is
     const double before = h.weight();
-    sgd.step();
+    h.step(0.1, 0.1);  // below the norm: as it is
     EXPECT_NEAR(h.weight(), before - 0.1, 1e-6);
   }
 }
@@ -278,36 +265,31 @@ TEST(Training, ANonFiniteGradientOrLossChangesNothing) {
   for (const BackendKind& kind : backends())
     for (double bad : {double(NAN), double(INFINITY), -double(INFINITY)})
       for (bool in_loss : {false, true}) {
-        ByHand h(kind);
-        h.build();
-        BoundSgd sgd(*h.flat, {.learning_rate = 0.1, .momentum = 0.9, .weight_decay = 0.1});
+        ByHand h(kind, {.learning_rate = 0.1, .momentum = 0.9, .weight_decay = 0.1});
+        SGD& sgd = h.sgd;
         sgd.if_not_finite = IfNotFinite::wait;
-        h.gradient(1, 1);
-        sgd.step();
-        const std::vector<double> values = bits(h.flat->values), velocity = bits(sgd.vectors()[0].second);
+        h.step(1, 1);
+        const std::vector<double> values = h.flat->values.values(), velocity = sgd.vectors()[0].second.values();
         h.gradient(in_loss ? 1 : bad, 1);
         Tensor loss = Tensor::full(*h.owner, {}, in_loss ? bad : 1);
         sgd.step(&loss);
         EXPECT_EQ(sgd.read_state().not_finite, 1) << kind.name;
         EXPECT_EQ(sgd.read_state().step, 1u);
-        h.gradient(1, 1);
-        sgd.step();  // nothing until somebody has looked
-        EXPECT_EQ(bits(h.flat->values), values) << kind.name << " " << bad;
-        EXPECT_EQ(bits(sgd.vectors()[0].second), velocity);
+        h.step(1, 1);  // nothing until somebody has looked
+        EXPECT_EQ(h.flat->values.values(), values) << kind.name << " " << bad;
+        EXPECT_EQ(sgd.vectors()[0].second.values(), velocity);
         sgd.clear_not_finite();
         sgd.step();
-        EXPECT_NE(bits(h.flat->values), values);
+        EXPECT_NE(h.flat->values.values(), values);
         EXPECT_EQ(sgd.read_state().step, 2u);
       }
 }
 
 TEST(Training, StepsAreRefusedOutOfOrder) {
-  ByHand h(backends()[0]);
-  h.build();
-  SGD sgd({.learning_rate = 0.1});
-  EXPECT_REFUSED(sgd.step(), "bind");
-  sgd.bind(*h.flat);
-  EXPECT_REFUSED(sgd.step(), "backward");
+  ByHand h(backends()[0], {.learning_rate = 0.1});
+  SGD unbound({.learning_rate = 0.1});
+  EXPECT_REFUSED(unbound.step(), "bind");
+  EXPECT_REFUSED(h.sgd.step(), "backward");
   EXPECT_REFUSED(SGD({.nesterov = true}), "Nesterov");
   EXPECT_REFUSED(SGD({.momentum = 1}), "momentum");
 }
@@ -371,42 +353,37 @@ struct Small {
 };
 
 TEST(Fit, LearnsOnEveryBackendAndType) {
-  for (const BackendKind& kind : backends())
-    for (DType dtype : {DType::f32, DType::bf16}) {
-      std::unique_ptr<Backend> backend = kind.make();
-      if (!backend->supports(dtype)) continue;
-      SCOPED_TRACE(kind.name + " " + name_of(dtype));
-      Tiny model;
-      SGD sgd({.learning_rate = 0.1, .momentum = 0.9, .nesterov = true, .weight_decay = 5e-4});
-      Patterns train(*backend, 250, 32, dtype), held(*backend, 90, 32, dtype, "other noise");
-      RunConfig options = quiet(4);
-      options.schedule = "one-cycle";
-      FitReport report = fit(model, cross_entropy_loss(), sgd, *backend,
-                             {.train = train, .validation = &held, .test = &held}, options);
-      ASSERT_EQ(report.epochs.size(), 4u);
-      EXPECT_EQ(report.steps, 4 * 8);
-      EXPECT_FALSE(report.stopped);
-      EXPECT_GT(*report.epochs.back().test_accuracy, 0.95);
-      EXPECT_EQ(*report.epochs.back().test_accuracy, *report.epochs.back().validation_accuracy);
-      EXPECT_LT(report.epochs.back().train_loss, report.epochs.front().train_loss / 2);
-      EXPECT_EQ(train.shares.size(), 1u) << "each source is told its share";
-      EXPECT_FALSE(model.training()) << "a trained model is in eval mode";
-      EXPECT_EQ(sgd.learning_rate(), 0.1) << "the optimizer's own rate is what it was";
-      EXPECT_FALSE(mode().step_state.defined() || mode().samples.defined());
+  on_backends({DType::f32, DType::bf16}, [](Backend& backend, DType dtype) {
+    Tiny model;
+    SGD sgd({.learning_rate = 0.1, .momentum = 0.9, .nesterov = true, .weight_decay = 5e-4});
+    Patterns train(backend, 250, 32, dtype), held(backend, 90, 32, dtype, "other noise");
+    RunConfig options = quiet(4);
+    options.schedule = "one-cycle";
+    FitReport report =
+        fit(model, cross_entropy_loss(), sgd, backend, {.train = train, .validation = &held, .test = &held}, options);
+    ASSERT_EQ(report.epochs.size(), 4u);
+    EXPECT_EQ(report.steps, 4 * 8);
+    EXPECT_FALSE(report.stopped);
+    EXPECT_GT(*report.epochs.back().test_accuracy, 0.95);
+    EXPECT_EQ(*report.epochs.back().test_accuracy, *report.epochs.back().validation_accuracy);
+    EXPECT_LT(report.epochs.back().train_loss, report.epochs.front().train_loss / 2);
+    EXPECT_EQ(train.shares.size(), 1u) << "each source is told its share";
+    EXPECT_FALSE(model.training()) << "a trained model is in eval mode";
+    EXPECT_EQ(sgd.learning_rate(), 0.1) << "the optimizer's own rate is what it was";
+    EXPECT_FALSE(mode().step_state.defined() || mode().samples.defined());
 
-      // The accuracy is that of the model as it is, counted here once more.
-      int right = 0;
-      NoGrad off;
-      for (int b = 0; b < 3; b++) {
-        Batch batch = held.make(0, b);
-        const std::vector<double> logits = model(Variable(batch.images)).value().values(),
-                                  labels = batch.labels.values();
-        for (std::size_t i = 0; i < labels.size(); i++)
-          right += std::max_element(logits.begin() + 10 * i, logits.begin() + 10 * (i + 1)) - logits.begin() - 10 * i ==
-                   labels[i];
-      }
-      EXPECT_DOUBLE_EQ(right / 90.0, *report.epochs.back().test_accuracy);
+    // The accuracy is that of the model as it is, counted here once more.
+    int right = 0;
+    NoGrad off;
+    for (int b = 0; b < 3; b++) {
+      Batch batch = held.make(0, b);
+      const std::vector<double> logits = model(Variable(batch.images)).value().values(), labels = batch.labels.values();
+      for (std::size_t i = 0; i < labels.size(); i++)
+        right += std::max_element(logits.begin() + 10 * i, logits.begin() + 10 * (i + 1)) - logits.begin() - 10 * i ==
+                 labels[i];
     }
+    EXPECT_DOUBLE_EQ(right / 90.0, *report.epochs.back().test_accuracy);
+  });
 }
 
 TEST(Fit, SameSeedGivesTheSameWeights) {
@@ -682,6 +659,12 @@ TEST(Fit, StopsAtTheStepAfterSigterm) {
   EXPECT_EQ(stopping_signal(), 0);
 }
 
+auto sigterm_handler() {
+  struct sigaction now {};
+  sigaction(SIGTERM, nullptr, &now);
+  return now.sa_handler;
+}
+
 // Ranks that are threads: one training ends while another goes on, and that one still stops; then signals are as they
 // were.
 TEST(Fit, SignalsAreTakenUntilTheLastTrainingEnds) {
@@ -693,9 +676,7 @@ TEST(Fit, SignalsAreTakenUntilTheLastTrainingEnds) {
     };
     return t.run(quiet(1));
   };
-  struct sigaction before {
-  }, after{};
-  sigaction(SIGTERM, nullptr, &before);
+  const auto before = sigterm_handler();
   FitReport second;
   std::thread beside;
   const FitReport first = train([&] {
@@ -714,8 +695,7 @@ TEST(Fit, SignalsAreTakenUntilTheLastTrainingEnds) {
   EXPECT_TRUE(second.stopped);
   EXPECT_EQ(second.steps, 3);  // the batch that spoils is the third
   EXPECT_EQ(stopping_signal(), SIGTERM);
-  sigaction(SIGTERM, nullptr, &after);
-  EXPECT_EQ(before.sa_handler, after.sa_handler);
+  EXPECT_EQ(before, sigterm_handler());
   train([] {});
   EXPECT_EQ(stopping_signal(), 0);
 }
@@ -757,13 +737,10 @@ TEST(Fit, AFailedProgramHasTimeToPrintItsError) {
     }
   };
   EXPECT_EXIT(program(), testing::ExitedWithCode(1), "rank 3 has died");
-  struct sigaction before {
-  }, after{};
-  sigaction(SIGTERM, nullptr, &before);
+  const auto before = sigterm_handler();
   EXPECT_THROW(train(true), Error);
   train(false);
-  sigaction(SIGTERM, nullptr, &after);
-  EXPECT_EQ(before.sa_handler, after.sa_handler);
+  EXPECT_EQ(before, sigterm_handler());
 }
 
 // ---- options --------------------------------------------------------------------------------------------------------

@@ -18,12 +18,8 @@ Pictures patterned(std::int64_t n, std::int64_t h = 6, std::int64_t w = 5, std::
   return in_memory("patterned", x, {n, h, w, c}, y, 10);
 }
 
-LoaderOptions options(std::int64_t batch, int prefetch = 2) {
-  LoaderOptions o;
-  o.batch = batch;
-  o.prefetch = prefetch;
-  o.seed = 7;
-  return o;
+LoaderOptions options(std::int64_t batch, int prefetch = 2, const Augment& augment = {}) {
+  return {.batch = batch, .augment = augment, .seed = 7, .prefetch = prefetch};
 }
 
 std::vector<int> samples(const Batch& b) {
@@ -282,8 +278,7 @@ TEST_F(LoaderTest, PixelsAreCutMirroredAndNormalised) {
          {Augment{}, Augment{2, false}, Augment{0, true}, Augment{4, true},
           Augment{.pad_crop = 6, .flip = true, .reflect = true}, Augment{.pad_crop = 3, .reflect = true}}) {
       Pictures p = patterned(40, 7, 9, channels);
-      LoaderOptions o = options(16);
-      o.augment = augment;
+      const LoaderOptions o = options(16, 2, augment);
       Loader loader(p, o, *host);
       for_each_batch(loader, 2, [&](const Batch& b) {
         const float* y = b.images.data<float>();
@@ -327,8 +322,7 @@ TEST_F(LoaderTest, BothWaysGiveTheSameBits) {
 
 TEST_F(LoaderTest, Bf16IsTheRoundedF32) {
   Pictures p = patterned(64, 8, 8);
-  LoaderOptions o = options(32);
-  o.augment = {2, true};
+  LoaderOptions o = options(32, 2, {2, true});
   Loader wide(p, o, *host);
   o.dtype = DType::bf16;
   Loader narrow(p, o, *host);
@@ -378,19 +372,15 @@ TEST(LoaderAugment, AlternatingFlipsMirrorEveryPictureInEveryOtherEpoch) {
 }
 
 TEST(Augment, UsualGrowsWithThePicture) {
-  EXPECT_EQ(Augment::usual(28).pad_crop, 4);
-  EXPECT_EQ(Augment::usual(32).pad_crop, 4);
-  EXPECT_EQ(Augment::usual(64).pad_crop, 8);
-  EXPECT_EQ(Augment::usual(224).pad_crop, 28);
-  EXPECT_EQ(Augment::usual(3).pad_crop, 2);
+  for (auto [side, padding] : {std::pair(28, 4), {32, 4}, {64, 8}, {224, 28}, {3, 2}})
+    EXPECT_EQ(Augment::usual(side).pad_crop, padding) << side;
 }
 
 TEST_F(LoaderTest, CutoutBlanksASquare) {
   for (std::int64_t channels : {1, 3})
     for (int side : {1, 4, 8}) {
       Pictures p = patterned(40, 9, 8, channels);
-      LoaderOptions o = options(40);
-      o.augment = {2, true};
+      LoaderOptions o = options(40, 2, {2, true});
       Batch whole = Loader(p, o, *host).make(3, 0);
       o.augment.cutout = side;
       Batch cut = Loader(p, o, *host).make(3, 0);
@@ -491,8 +481,7 @@ TEST_F(LoaderTest, RandomStreamsDoNotDependOnRanks) {
 TEST_F(LoaderTest, MakeGivesTheBatchesOfNext) {
   Pictures p = patterned(50);
   for (int prefetch : {0, 1, 3}) {
-    LoaderOptions o = options(8, prefetch);
-    o.augment = {2, true};
+    const LoaderOptions o = options(8, prefetch, {2, true});
     Loader loader(p, o, *host), other(p, o, *host);
     Batch b;
     loader.start(5);
@@ -511,8 +500,7 @@ TEST_F(LoaderTest, MakeGivesTheBatchesOfNext) {
 TEST_F(LoaderTest, PrefetchingAndThreadsChangeNothing) {
   Pictures p = patterned(64, 32, 32);
   auto two = reference_backend(2);
-  LoaderOptions o = options(20, 0);
-  o.augment = {4, true};
+  LoaderOptions o = options(20, 0, {4, true});
   Loader line(p, o, *host), threads(p, o, *two);
   o.prefetch = 2;
   Loader ahead(p, o, *host);
@@ -582,9 +570,7 @@ TEST_F(LoaderTest, BatchStaysUntilTheNextOne) {
 
 TEST_F(LoaderTest, AllocatesNothingOnceItRuns) {
   for (int prefetch : {0, 2}) {
-    LoaderOptions o = options(8, prefetch);
-    o.augment = {2, true};
-    Loader loader(patterned(200), o, *host);
+    Loader loader(patterned(200), options(8, prefetch, {2, true}), *host);
     Batch b;
     loader.start(0);
     loader.next(b);

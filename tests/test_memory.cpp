@@ -1,13 +1,9 @@
 // Pools of the caching allocator: the memory of a recorded step is nobody else's.
 #include <cstdlib>
 
-#include "core/random.h"
 #include "core/reference/backend.h"
-#include "layers/models/models.h"
-#include "layers/optim/optimizer.h"
-#include "layers/train/fit.h"
 #include "layers/train/step_memory.h"
-#include "tests/support.h"
+#include "tests/training.h"
 
 namespace tandem::test {
 namespace {

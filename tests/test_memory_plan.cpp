@@ -11,16 +11,9 @@
 #include <random>
 
 #include "autograd/elementwise.h"
-#include "autograd/memory_plan.h"
-#include "autograd/ops.h"
 #include "core/mover.h"
 #include "core/text.h"
-#include "datasets/loader.h"
-#include "datasets/synthetic.h"
-#include "layers/models/models.h"
-#include "layers/optim/ema.h"
 #include "layers/optim/flat_parameters.h"
-#include "layers/optim/optimizer.h"
 #include "layers/train/callback.h"
 #include "layers/train/run.h"
 #include "tests/training.h"

@@ -1,14 +1,10 @@
 // Movers and the memory plan on a device: on a twin that runs behind the host's back and records (twin.h). Copies run
 // when an event is asked for, and see memory as it was when the events that they waited for were marked: a copy that
 // waits for too little brings back other bytes, and steps within a budget are no longer those without.
-#include "autograd/memory_plan.h"
-#include "autograd/ops.h"
 #include "core/mover.h"
-#include "layers/layers.h"
 #include "layers/optim/flat_parameters.h"
-#include "layers/optim/optimizer.h"
 #include "layers/train/step_graph.h"
-#include "tests/support.h"
+#include "tests/training.h"
 #include "tests/twin.h"
 
 namespace tandem::test {

@@ -2,9 +2,6 @@
 // training without.
 #include <nlohmann/json.hpp>
 
-#include "datasets/loader.h"
-#include "datasets/synthetic.h"
-#include "layers/models/models.h"
 #include "layers/train/step_graph.h"
 #include "tests/training.h"
 #include "tests/twin.h"
@@ -51,11 +48,10 @@ Trained train(Backend& backend, const Recipe& r, std::function<void(RunConfig&)>
   RunConfig options{.epochs = 3, .schedule = "cosine", .progress = false, .accumulate = r.accumulate, .ema = r.ema};
   if (change) change(options);
   Strategy one;
-  testing::internal::CaptureStderr();
-  const FitReport report =
-      fit(*model, cross_entropy_loss(0.1), *optimizer, backend, {loader, nullptr, &held}, options, &one);
-  out.said = testing::internal::GetCapturedStderr();
-  out.epochs = report.epochs;
+  out.said = stderr_of([&] {
+    const FitData batches{loader, nullptr, &held};
+    out.epochs = fit(*model, cross_entropy_loss(0.1), *optimizer, backend, batches, options, &one).epochs;
+  });
   out.weights = parameter_values(*model);
   out.buffers = buffer_values(*model);
   return out;

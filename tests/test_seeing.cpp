@@ -5,10 +5,7 @@
 #include "core/files/files.h"
 #include "core/files/json.h"
 #include "core/trace/trace.h"
-#include "datasets/loader.h"
-#include "datasets/synthetic.h"
 #include "layers/export/summary.h"
-#include "layers/models/models.h"
 #include "tests/training.h"
 
 namespace tandem::test {
@@ -215,8 +212,7 @@ TEST(SeeingSummary, CountsByHand) {
   EXPECT_EQ(s.saved_bytes, 384u + 1024 + 64 + 64);
   EXPECT_GE(s.backward_peak_bytes, s.saved_bytes);
   for (auto& [name, p] : model.parameters()) EXPECT_FALSE(p->variable.defined()) << "summary() left memory behind";
-  std::string text = s.text();
-  EXPECT_TRUE(holds(text, {"276 parameters"}));
+  EXPECT_TRUE(holds(s.text(), {"276 parameters"}));
 }
 
 // Multiply-adds and parameters as published: He et al. 2016, torchvision.
@@ -262,9 +258,7 @@ TEST(SeeingMemory, EachUseIsCountedApart) {
   {
     MemoryUse use(Use::parameters);
     a = memory.take(1000);
-  }
-  {
-    MemoryUse use(Use::activations);
+    MemoryUse now(Use::activations);
     b = memory.take(3 << 20);
   }
   MemoryStatistics s = memory.statistics();
@@ -397,8 +391,7 @@ TEST(SeeingFit, OneBatchIsLearntByHeartAndItsVerdictCanBeNo) {
 
 TEST(SeeingFit, WhatNoStepCanFillIsNotWritten) {
   TemporaryFolder run;
-  auto options = [&](RunConfig& o) { o.checkpoint = run.file("run"); };
-  Looked first([&](RunConfig& o, const TemporaryFolder&) { options(o); });
+  Looked first([&](RunConfig& o, const TemporaryFolder&) { o.checkpoint = run.file("run"); });
   auto looks = [&](RunConfig& o, const TemporaryFolder& f) {
     o.resume = run.file("run");
     o.profiler = {.dot = f.file("tape.dot"), .trace = f.file("trace.json"), .warm_up = 2, .steps = 2};

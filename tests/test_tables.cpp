@@ -1,7 +1,5 @@
 // Tables of numbers, their batches, and the tasks beside classification: regression and several labels.
-#include "datasets/table.h"
 #include "dist/strategies/all_reduce.h"
-#include "layers/train/evaluate.h"
 #include "tests/data_files.h"
 #include "tests/replicas.h"
 

@@ -5,11 +5,6 @@
 #include <nlohmann/json.hpp>
 
 #include "core/files/safetensors.h"
-#include "datasets/loader.h"
-#include "datasets/synthetic.h"
-#include "layers/models/models.h"
-#include "layers/optim/accumulation.h"
-#include "layers/train/data_loading.h"
 #include "tests/training.h"
 
 namespace tandem::test {
@@ -626,9 +621,8 @@ TEST_F(Checkpoint, NothingLeftToDoDoesNothing) {
   for (std::int64_t stop : {29, 30}) {  // 24 are an epoch
     options.stop_after = stop;
     options.checkpoint = folder.file("elsewhere");
-    testing::internal::CaptureStderr();
-    FitReport none = run({}, options, &then);
-    EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
+    FitReport none;
+    EXPECT_EQ(stderr_of([&] { none = run({}, options, &then); }), "");
     EXPECT_EQ(none.steps, 30);
     EXPECT_TRUE(none.stopped && none.epochs.empty());
     EXPECT_EQ(then, there);

@@ -1,11 +1,8 @@
 // The tuner: what it predicts of a minibatch that it has not run, what it chooses, and the learning rate that goes with
 // it.
-#include "datasets/loader.h"
-#include "datasets/synthetic.h"
-#include "layers/layers.h"
 #include "layers/optim/flat_parameters.h"
 #include "layers/train/tuner.h"
-#include "tests/support.h"
+#include "tests/training.h"
 
 namespace tandem::test {
 namespace {

@@ -2,9 +2,8 @@
 #pragma once
 #include <iterator>
 
-#include "layers/layers.h"
-#include "layers/train/fit.h"
-#include "layers/train/options.h"
+#include "datasets/synthetic.h"
+#include "tandem.h"
 #include "tests/support.h"
 
 namespace tandem::test {
