@@ -16,7 +16,7 @@ autograd 3574
 layers 6905
 datasets 2099
 cuda 2693
-dist 12395
+dist 12398
 examples 1225
 examples/course 1200
 tests 24169

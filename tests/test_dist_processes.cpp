@@ -389,6 +389,18 @@ TEST(Frames, ArriveWholeHoweverLittleTheKernelTakes) {
   ::close(ends[1]);
 }
 
+// A rank that leaves waits until its queue is empty.
+TEST(Frames, ABrokenConnectionHoldsNothingBack) {
+  int ends[2];
+  ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
+  ::close(ends[1]);
+  FrameWriter out;
+  out.put("goodbye");
+  out.flush(ends[0]);
+  EXPECT_TRUE(out.empty());
+  ::close(ends[0]);
+}
+
 TEST(Frames, WhatIsTooLongIsRefused) {
   const auto through = [](std::size_t bytes) {
     int ends[2];

@@ -39,7 +39,10 @@ void FrameWriter::flush(int connection) {
     const std::string& first = queue_.front();
     const ssize_t n = ::send(connection, first.data() + sent_, first.size() - sent_, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return;
+    if (n < 0) {
+      if (errno != EAGAIN) *this = FrameWriter();  // broken: nothing more will be accepted
+      return;
+    }
     sent_ += std::size_t(n);
     if (sent_ < first.size()) continue;
     queue_.pop_front();

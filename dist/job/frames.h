@@ -14,7 +14,8 @@ namespace tandem {
 class FrameWriter {
  public:
   void put(const std::string& bytes);
-  void flush(int connection);  // as much as the kernel accepts now. The reader detects a broken connection
+  // Sends as much as the kernel accepts now. Drops all on a broken connection, which the reader detects.
+  void flush(int connection);
   bool empty() const { return queue_.empty(); }
 
  private:
