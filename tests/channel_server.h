@@ -82,13 +82,13 @@ struct Listener {
                       },
                   .lost =
                       [this](int rank, const std::string& why) {
-                        require(!channel.living()[std::size_t(rank)], "rank ", rank, " is lost and lives");
+                        require(!channel.living()[rank], "rank ", rank, " is lost and lives");
                         told += why + "; ";
                         lost.insert(rank);
                       },
                   .returned =
                       [this](int rank, std::uint64_t incarnation) {
-                        require(channel.living()[std::size_t(rank)], "rank ", rank, " is back and does not live");
+                        require(channel.living()[rank], "rank ", rank, " is back and does not live");
                         told += "rank " + std::to_string(rank) + " is back as " + std::to_string(incarnation) + "; ";
                         lost.erase(rank);
                       }});

@@ -1,15 +1,10 @@
 // What the tests of the readers share: small files in each format, and the errors that are expected.
 #pragma once
-#include <fstream>
-#include <string>
-#include <vector>
 
 #include "datasets/image.h"
 #include "tests/fuzz/targets.h"
 #include "tests/support.h"
 
-// The call throws Error with a message that holds all parts.
-#define EXPECT_REFUSED(call, ...) EXPECT_TRUE(refused([&] { call; }, {__VA_ARGS__}))
 #define NEEDS_ZLIB() \
   if (without_zlib()) GTEST_SKIP() << "built without zlib"
 #define NEEDS_STB() \

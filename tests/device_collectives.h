@@ -1,6 +1,5 @@
 // What every communicator on memory of devices is tried with, on twins that run behind the host's back.
 #pragma once
-#include "dist/collectives/communicator.h"
 #include "tests/ranks.h"
 #include "tests/support.h"
 #include "tests/twin.h"
@@ -59,8 +58,8 @@ inline void pieces_and_copies(Communicator& c, Twin& twin) {
     Tensor x = on(twin, of_rank(c.rank(), count));
     c.reduce_scatter(whole(x), Combine::sum, cuts).wait();
     const auto mine = x.values(), want = over(n, count, true);
-    for (std::int64_t i = at[std::size_t(c.rank())]; i < at[std::size_t(c.rank()) + 1]; i++)
-      require(mine[std::size_t(i)] == want[std::size_t(i)], "element ", i, " of the scattered sum");
+    for (std::int64_t i = at[c.rank()]; i < at[std::size_t(c.rank()) + 1]; i++)
+      require(mine[i] == want[i], "element ", i, " of the scattered sum");
     c.all_gather(whole(x), cuts).wait();
     expect(x.values(), want, "what was gathered");
   }

@@ -46,6 +46,13 @@ class Dumps {
 // n numbers in [low, high), the same for the same name on every machine; step > 0 rounds them to multiples of it.
 std::vector<double> numbers(const std::string& name, std::int64_t n, double low = -1, double high = 1, double step = 0);
 
+template <class T>
+std::vector<T> numbers_as(const std::string& name, std::int64_t n, double low = -1, double high = 1) {
+  std::vector<T> all;
+  for (double v : numbers(name, n, low, high)) all.push_back(T(v));
+  return all;
+}
+
 // The largest |got − want|, divided by the largest |want| (by `floor` where that is smaller), and where it is. NaN
 // counts as infinite; so does a different number of elements.
 struct Difference {

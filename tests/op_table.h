@@ -5,8 +5,6 @@
 #pragma once
 #include <functional>
 #include <span>
-#include <string>
-#include <vector>
 
 #include "autograd/ops.h"
 #include "tests/dumps.h"

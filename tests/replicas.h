@@ -1,27 +1,11 @@
 // What every strategy whose ranks are replicas is tried with: two models, a loop of one's own, and fit().
 #pragma once
-#include <functional>
-#include <memory>
-#include <string>
-#include <vector>
 
-#include "datasets/loader.h"
-#include "datasets/synthetic.h"
 #include "dist/collectives/in_process.h"
-#include "layers/layers.h"
-#include "layers/optim/accumulation.h"
-#include "layers/train/fit.h"
 #include "tests/ranks.h"
-#include "tests/support.h"
+#include "tests/training.h"
 
 namespace tandem::test {
-
-// No batch norm: a batch in parts has the gradient of the whole.
-struct Plain : Module {
-  Linear& fc1 = child<Linear>("fc1", 64, 32, true, true);
-  Linear& fc2 = child<Linear>("fc2", 32, 10);
-  Variable forward(const Variable& x) override { return fc2(fc1(flatten(x))); }
-};
 
 // With running statistics, a weight that is used twice and one that is not used at all.
 struct Odd : Module {
@@ -47,8 +31,8 @@ inline std::vector<Ended> on_ranks(int n, const MakeStrategy& make, const std::f
   auto ranks = in_process(n, wire);
   std::vector<Ended> runs(static_cast<std::size_t>(n));
   const auto said = ranks_say(n, [&](int r) {
-    auto strategy = make(std::move(ranks[std::size_t(r)]));
-    body(*strategy, runs[std::size_t(r)]);
+    auto strategy = make(std::move(ranks[r]));
+    body(*strategy, runs[r]);
   });
   for (std::size_t r = 0; r < runs.size(); r++) runs[r].said = said[r];
   return runs;
@@ -129,13 +113,6 @@ void train(Strategy& strategy, Ended& run, const OwnLoop& o) {
 }
 
 // ---- the whole loop -------------------------------------------------------------------------------------------------
-inline RunConfig quiet(int epochs) {
-  RunConfig o;
-  o.epochs = epochs;
-  o.progress = false;
-  return o;
-}
-
 inline void fit_on(Strategy& strategy, Ended& run, RunConfig options,
                    const std::function<void(Batch&, std::int64_t)>& each = {}, double rate = 0.05) {
   auto backend = reference_backend(1);
@@ -147,10 +124,8 @@ inline void fit_on(Strategy& strategy, Ended& run, RunConfig options,
   Odd model;
   SGD sgd({.learning_rate = rate, .momentum = 0.9});
   FitReport report = fit(model, cross_entropy_loss(), sgd, *backend, {train, nullptr, &test}, options, &strategy);
-  for (auto& [name, p] : model.parameters())
-    for (double v : p->variable.value().values()) run.weights.push_back(v);
-  for (auto& [name, s] : model.buffers())
-    for (double v : s->tensor.values()) run.buffers.push_back(v);
+  run.weights = parameter_values(model);
+  run.buffers = buffer_values(model);
   run.loss = double(report.steps);
   run.buffers.push_back(*report.epochs.back().test_accuracy);  // over all ranks
   run.buffers.push_back(report.epochs.back().train_loss);

@@ -1,10 +1,5 @@
 // What layers that are cut over ranks are tried with: whole vectors, an epoch of training, and what both must be.
 #pragma once
-#include <gtest/gtest.h>
-
-#include <fstream>
-#include <string>
-#include <vector>
 
 #include "layers/train/slices.h"
 #include "tests/replicas.h"
@@ -71,11 +66,6 @@ inline void same(const Seen& got, const Seen& want, double first, double last, c
   EXPECT_TRUE(close(what + ": norms", got.norms, want.norms, last));
   EXPECT_TRUE(close(what + ": weights", got.weights, want.weights, last));
   EXPECT_TRUE(close(what + ": the optimizer's", got.state, want.state, last));
-}
-
-inline std::string contents(const std::string& file) {
-  std::ifstream in(file, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
 }
 
 }  // namespace tandem::test

@@ -3,10 +3,7 @@
 #include <dlfcn.h>
 #include <unistd.h>
 
-#include <cmath>
 #include <csignal>
-#include <cstring>
-#include <fstream>
 
 namespace tandem::test {
 
@@ -31,12 +28,25 @@ testing::AssertionResult holds(const std::string& text, const std::vector<std::s
 }
 
 testing::AssertionResult refused(const std::function<void()>& action, const std::vector<std::string>& parts) {
+  const std::string said = error_of(action);
+  return said.empty() ? testing::AssertionFailure() << "nothing was thrown" : holds(said, parts);
+}
+
+std::string stderr_of(const std::function<void()>& action) {
+  testing::internal::CaptureStderr();
   try {
     action();
-  } catch (const Error& e) {
-    return holds(e.what(), parts);
+  } catch (...) {
+    testing::internal::GetCapturedStderr();
+    throw;
   }
-  return testing::AssertionFailure() << "nothing was thrown";
+  return testing::internal::GetCapturedStderr();
+}
+
+std::vector<std::byte> bytes_of(const Tensor& t) {
+  std::vector<std::byte> b(t.bytes());
+  if (!b.empty()) t.backend().download(b.data(), t.raw(), b.size());
+  return b;
 }
 
 // ---- backends -------------------------------------------------------------------------------------------------------
@@ -52,6 +62,16 @@ const std::vector<BackendKind>& backends() {
     return all;
   }();
   return kinds;
+}
+
+void on_backends(std::initializer_list<DType> dtypes, const std::function<void(Backend&, DType)>& f) {
+  for (const BackendKind& kind : backends())
+    for (DType dtype : dtypes) {
+      std::unique_ptr<Backend> backend = kind.make();
+      if (!backend->supports(dtype)) continue;
+      SCOPED_TRACE(kind.name + " " + name_of(dtype));
+      f(*backend, dtype);
+    }
 }
 
 // ---- folders --------------------------------------------------------------------------------------------------------

@@ -4,12 +4,18 @@
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 
-#include <filesystem>
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <fstream>
+#include <functional>
 #include <memory>
-#include <string>
-#include <vector>
+#include <set>
+#include <sstream>
+#include <thread>
 
-#include "core/backend.h"
 #include "tests/dumps.h"
 
 namespace tandem::test {
@@ -24,6 +30,25 @@ testing::AssertionResult holds(const std::string& text, const std::vector<std::s
 
 // Success when action throws Error with a message that holds all parts.
 testing::AssertionResult refused(const std::function<void()>& action, const std::vector<std::string>& parts);
+// The call throws Error with a message that holds all parts.
+#define EXPECT_REFUSED(call, ...) EXPECT_TRUE(refused([&] { call; }, {__VA_ARGS__}))
+
+// What the E says that action throws; "": it throws none.
+template <class E = Error>
+std::string error_of(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const E& e) {
+    return e.what();
+  }
+  return "";
+}
+
+// What action prints to stderr.
+std::string stderr_of(const std::function<void()>& action);
+
+// What a tensor holds, in the host's memory.
+std::vector<std::byte> bytes_of(const Tensor& t);
 
 // ---- backends -------------------------------------------------------------------------------------------------------
 // Every kind of backend that this build has; make() gives a fresh one, with two threads, so that parallel code runs in
@@ -34,6 +59,9 @@ struct BackendKind {
   std::unique_ptr<Backend> make() const { return make_with(2); }
 };
 const std::vector<BackendKind>& backends();
+
+// Calls f on every backend, in each of these types that it supports.
+void on_backends(std::initializer_list<DType> dtypes, const std::function<void(Backend&, DType)>& f);
 
 // ---- folders --------------------------------------------------------------------------------------------------------
 class TemporaryFolder {

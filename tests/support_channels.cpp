@@ -54,7 +54,7 @@ struct Hub {
     // Its shared memory, by incarnation. Other ranks may read it until the last channel is destroyed.
     std::vector<std::vector<std::shared_ptr<void>>> blocks{{}};
   };
-  Side& of(int rank) { return sides[std::size_t(rank)]; }
+  Side& of(int rank) { return sides[rank]; }
   void fail(int rank, const std::string& text) {
     if (failed.empty()) failed = text, culprit = rank;
     changed.notify_all();
@@ -209,7 +209,7 @@ class InProcessChannel : public Channel {
 
   bool reaches(int rank) override {
     std::lock_guard lock(hub_->mutex);
-    return hub_->faults.shared_memory && !hub_->of(rank).blocks[known_[std::size_t(rank)].incarnation].empty();
+    return hub_->faults.shared_memory && !hub_->of(rank).blocks[known_[rank].incarnation].empty();
   }
   void fail(int culprit, const std::string& text) override {
     std::lock_guard lock(hub_->mutex);
@@ -224,7 +224,7 @@ class InProcessChannel : public Channel {
                                  [](void* p) { ::operator delete(p, std::align_val_t(64)); });
     std::memset(memory.get(), 0, bytes);
     std::lock_guard lock(hub_->mutex);
-    hub_->of(rank_).blocks[std::size_t(incarnation_)].push_back(memory);
+    hub_->of(rank_).blocks[incarnation_].push_back(memory);
     return memory;
   }
   // ---- under the lock -----------------------------------------------------------------------------------------------
@@ -238,7 +238,7 @@ class InProcessChannel : public Channel {
   // False if the rank was lost, or has rejoined and this rank has not received the event: messages to the old process
   // are dropped.
   bool is_known(int to) const {
-    const State &known = known_[std::size_t(to)], &is = hub_->of(to).state;
+    const State &known = known_[to], &is = hub_->of(to).state;
     return !known.lost && !is.lost && known.incarnation == is.incarnation;
   }
   bool sends_to(int to) const {
@@ -249,12 +249,12 @@ class InProcessChannel : public Channel {
   bool hear(Event& event) {
     if (heard_ == hub_->events.size() || (delays() && draw(4) != 0)) return false;
     event = hub_->events[heard_++];
-    known_[std::size_t(event.rank)].lost = event.incarnation == 0;
+    known_[event.rank].lost = event.incarnation == 0;
     if (event.incarnation == 0)
       std::erase_if(hub_->of(rank_).inbox, [&](const auto& p) {
-        return p->from == event.rank && p->incarnation == known_[std::size_t(event.rank)].incarnation;
+        return p->from == event.rank && p->incarnation == known_[event.rank].incarnation;
       });
-    if (event.incarnation) known_[std::size_t(event.rank)].incarnation = event.incarnation;
+    if (event.incarnation) known_[event.rank].incarnation = event.incarnation;
     return true;
   }
   // Removes the next message that may be delivered from the inbox: the first, or with delays the first of any sender.
@@ -263,9 +263,9 @@ class InProcessChannel : public Channel {
     std::vector<std::shared_ptr<Parcel>> first;
     std::vector<bool> seen(known_.size(), false);
     for (const auto& p : inbox) {
-      if (seen[std::size_t(p->from)]) continue;
-      seen[std::size_t(p->from)] = true;
-      const State& sender = known_[std::size_t(p->from)];
+      if (seen[p->from]) continue;
+      seen[p->from] = true;
+      const State& sender = known_[p->from];
       if (sender.lost || sender.incarnation != p->incarnation) continue;  // its rejoin was not received yet
       if (delays() && p->ripe == 0) p->ripe = looks_ + (draw(4) == 0 ? draw(12) : 0);
       if (p->ripe > looks_) continue;

@@ -1,15 +1,12 @@
 // The pieces of airbench94's recipe (examples/airbench.h), each against what the recipe says in words.
 #include "examples/airbench.h"
 
-#include <gtest/gtest.h>
-
 #include "datasets/synthetic.h"
 #include "tests/support.h"
 
-using namespace tandem;
-using namespace tandem::airbench;
-
+namespace tandem::test {
 namespace {
+using namespace tandem::airbench;
 
 Pictures some(std::int64_t count) { return synthetic({.side = 32, .channels = 3, .train = count, .test = 16}).train; }
 
@@ -47,7 +44,7 @@ TEST(Airbench, FiltersLetThroughAsManyChannelsAsThereAre) {
   FlatParameters flat(model, *backend, 1);
   const std::vector<double> drawn = flat.parameter_range("group1.conv1.weight").leaf->value.values();
   let_through(flat);
-  const Variable x(Tensor::of(*backend, {1, 5, 5, 24}, test::numbers("x", 600)));
+  const Variable x(Tensor::of(*backend, {1, 5, 5, 24}, numbers("x", 600)));
   const std::vector<double> y = model.group1.conv1(x).value().values(), in = x.value().values();
   for (std::size_t p = 0; p < 25; p++)
     for (std::size_t c = 0; c < 24; c++) ASSERT_EQ(y[p * 64 + c], in[p * 24 + c]);
@@ -72,7 +69,7 @@ TEST(Airbench, WhatLearnsAndHowFast) {
   };
   auto moved = [&](const std::vector<double>& before, const std::string& name) {
     const ParameterRange& s = flat.parameter_range(name);
-    const double w = before[std::size_t(s.local_begin)];
+    const double w = before[s.local_begin];
     return std::pair(w - s.leaf->value.values()[0], w);
   };
   const std::vector<double> first = step();
@@ -194,3 +191,4 @@ TEST(Airbench, ASmallRunLearns) {
 }
 
 }  // namespace
+}  // namespace tandem::test

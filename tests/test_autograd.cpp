@@ -2,18 +2,12 @@
 // hook once, gradients that add up, a steady state that asks the system for nothing).
 #include <pthread.h>
 
-#include <cmath>
 #include <cstdlib>
 #include <deque>
 #include <mutex>
 #include <new>
-#include <thread>
 
-#include "autograd/ops.h"
-#include "layers/layers.h"
-#include "layers/models/models.h"
-#include "layers/optim/optimizer.h"
-#include "tests/support.h"
+#include "tests/training.h"
 
 // ---- every request to the C++ heap, counted while somebody asks -----------------------------------------------------
 namespace {
@@ -54,11 +48,7 @@ void* from_heap(std::size_t bytes, std::size_t alignment) {
 [[gnu::weak]] void operator delete(void* p, std::align_val_t) noexcept { std::free(p); }
 [[gnu::weak]] void operator delete(void* p, std::size_t, std::align_val_t) noexcept { std::free(p); }
 
-using namespace tandem;
-using test::close;
-using test::refused;
-using test::sanitized;
-
+namespace tandem::test {
 namespace {
 
 class Tape : public testing::Test {
@@ -339,19 +329,19 @@ TEST_F(Tape, AnOperationMayPassNothingOn) {
 // ---- refusals -------------------------------------------------------------------------------------------------------
 TEST_F(Tape, BackwardStartsFromOneElement) {
   Variable x = leaf({2}, {1, 2});
-  EXPECT_TRUE(refused([&] { square(x).backward(); }, {"one element", "[2]"}));
-  EXPECT_TRUE(refused([&] { Variable().backward(); }, {"one element"}));
-  EXPECT_TRUE(refused([&] { sum(Variable(x.value())).backward(); }, {"requires a gradient"}));
+  EXPECT_REFUSED(square(x).backward(), "one element", "[2]");
+  EXPECT_REFUSED(Variable().backward(), "one element");
+  EXPECT_REFUSED(sum(Variable(x.value())).backward(), "requires a gradient");
 }
 
 TEST_F(Tape, SecondBackwardNeedsKeep) {
   Variable x = leaf({2}, {1, 2});
   Variable y = sum(square(x));
   y.backward();
-  EXPECT_TRUE(refused([&] { y.backward(); }, {"second time", "keep"}));
+  EXPECT_REFUSED(y.backward(), "second time", "keep");
   Variable trunk = square(x);
   sum(trunk).backward();
-  EXPECT_TRUE(refused([&] { sum(trunk * trunk).backward(); }, {"second time", "square"}));
+  EXPECT_REFUSED(sum(trunk * trunk).backward(), "second time", "square");
 }
 
 TEST_F(Tape, NoGradRecordsNothing) {
@@ -375,7 +365,7 @@ TEST_F(Tape, ChangedSinceSavedIsRefusedByName) {
 
   Variable l = loss();
   flat.parameter_range("fc2.weight").leaf->value.fill(0.1);
-  EXPECT_TRUE(refused([&] { flat.backward(l); }, {"fc2.weight", "changed", "linear in fc2"}));
+  EXPECT_REFUSED(flat.backward(l), "fc2.weight", "changed", "linear in fc2");
 
   l = loss();
   SGD sgd({.learning_rate = 0.1});
@@ -383,11 +373,11 @@ TEST_F(Tape, ChangedSinceSavedIsRefusedByName) {
   flat.zero_gradients();
   flat.backward(loss());
   sgd.step();  // between the forward and the backward pass of l
-  EXPECT_TRUE(refused([&] { flat.backward(l); }, {".weight", "changed", "linear in fc"}));
+  EXPECT_REFUSED(flat.backward(l), ".weight", "changed", "linear in fc");
 
   l = loss();
   x.fill(0.25);  // kept by the first layer through flatten's shared memory
-  EXPECT_TRUE(refused([&] { flat.backward(l); }, {"a tensor changed", "linear in fc1"}));
+  EXPECT_REFUSED(flat.backward(l), "a tensor changed", "linear in fc1");
 
   l = loss();
   flat.parameter_range("fc1.bias").leaf->value.fill(0);  // not needed for any gradient
@@ -410,7 +400,7 @@ TEST_F(Tape, APassThatThrewLeavesNothingBehind) {
   Variable x = leaf({1}, {3}), h = square(x);
   bool fails = true;
   Variable y = record<FaultyNode>(h.value().clone(), {&h}, {}, &fails) + h;
-  EXPECT_TRUE(refused([&] { y.backward({.keep = true}); }, {"as asked"}));
+  EXPECT_REFUSED(y.backward({.keep = true}), "as asked");
   fails = false;
   y.backward();
   EXPECT_EQ(x.grad().item(), 12) << "h had received one of its two gradients when the first pass failed";
@@ -444,8 +434,8 @@ TEST_F(Tape, NotFiniteIsTracedToItsOperation) {
   EXPECT_NO_THROW(run(1, -1)) << "nobody looks unless asked";
   mode().check = true;
   EXPECT_THROW(run(1, -1), NotFinite);
-  EXPECT_TRUE(refused([&] { run(1, -1); }, {"log in 0.logarithm", "[2]"}));
-  EXPECT_TRUE(refused([&] { run(2, 0); }, {"backward", "sqrt in 0.root", "input"}));
+  EXPECT_REFUSED(run(1, -1), "log in 0.logarithm", "[2]");
+  EXPECT_REFUSED(run(2, 0), "backward", "sqrt in 0.root", "input");
   EXPECT_NO_THROW(run(2, 1));
   mode().check = false;
 }
@@ -499,8 +489,8 @@ struct Trainer {
   Trainer(Backend& b, std::unique_ptr<Module> m, const Shape& pictures, DType dtype)
       : backend(b), model(std::move(m)), flat(*model, b, 7) {
     sgd.bind(flat);
-    x = Tensor::of(b, pictures, test::numbers("pictures", pictures.numel()), dtype);
-    labels = Tensor::of(b, {pictures[0]}, test::numbers("labels", pictures[0], 0, 9, 1), DType::i32);
+    x = Tensor::of(b, pictures, numbers("pictures", pictures.numel()), dtype);
+    labels = Tensor::of(b, {pictures[0]}, numbers("labels", pictures[0], 0, 9, 1), DType::i32);
   }
   void step() {
     flat.zero_gradients();
@@ -516,7 +506,7 @@ TEST_F(Tape, AThousandStepsAskTheSystemForNothing) {
   ::operator delete(::operator new(1));
   counting = false;
   EXPECT_TRUE(heap_requests > 0 || sanitized()) << "nothing is counted";
-  for (const test::BackendKind& kind : test::backends())
+  for (const BackendKind& kind : backends())
     for (DType dtype : {DType::f32, DType::bf16}) {
       std::unique_ptr<Backend> backend = kind.make_with(1);
       if (!backend->supports(dtype)) continue;
@@ -541,7 +531,7 @@ TEST_F(Tape, AThousandStepsAskTheSystemForNothing) {
       heap_largest = 0;
       const double early = counted(20);
       for (int i = 20; i < steps / 2; i++) trainer.step();
-      const auto resident = std::int64_t(test::of_this_process("VmRSS:"));
+      const auto resident = std::int64_t(of_this_process("VmRSS:"));
       for (int i = steps / 2; i < steps - 20; i++) trainer.step();
       const double late = counted(20);
       const Look end = look();
@@ -552,8 +542,7 @@ TEST_F(Tape, AThousandStepsAskTheSystemForNothing) {
       EXPECT_EQ(end.nodes, begin.nodes);
       EXPECT_LE(late, early) << "requests to the heap grow";
       EXPECT_LT(heap_largest, 4096u) << "a tensor, or something as large, came from the heap";
-      EXPECT_LT(sanitized() ? 0 : std::int64_t(test::of_this_process("VmRSS:")) - resident, 1 << 20)
-          << "the process grows";
+      EXPECT_LT(sanitized() ? 0 : std::int64_t(of_this_process("VmRSS:")) - resident, 1 << 20) << "the process grows";
       EXPECT_TRUE(std::isfinite(trainer.loss.item()));
       std::ostringstream line;
       line << "  " << kind.name << " " << name_of(dtype) << ": " << late << " heap requests a step, the largest "
@@ -566,7 +555,7 @@ TEST_F(Tape, AThousandStepsAskTheSystemForNothing) {
 // Two ranks in one process: nothing is shared, so nothing races (make test SANITIZE=thread), and both get the same
 // numbers.
 TEST_F(Tape, TwoThreadsTrainSideBySide) {
-  for (const test::BackendKind& kind : test::backends()) {
+  for (const BackendKind& kind : backends()) {
     std::vector<double> weights[2];
     auto train = [&](int rank) {
       std::unique_ptr<Backend> backend = kind.make_with(1);
@@ -584,3 +573,4 @@ TEST_F(Tape, TwoThreadsTrainSideBySide) {
 }
 
 }  // namespace
+}  // namespace tandem::test

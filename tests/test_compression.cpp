@@ -1,14 +1,8 @@
 // Compressed gradients: only the largest travel, or products of thin matrices. What does not travel waits, so nothing
 // is lost, and all ranks agree to the bit.
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <cmath>
-
 #include "dist/strategies/all_reduce.h"
 #include "dist/strategies/power_sgd.h"
 #include "dist/strategies/top_k.h"
-#include "tests/dumps.h"
 #include "tests/replicas.h"
 
 namespace tandem::test {
@@ -39,12 +33,12 @@ TEST(TopK, WhatDoesNotTravelWaits) {
     all_well(ranks_say(n, [&](int r) {
       TopK top(0.05, length);
       require(top.k() == 50, "k is ", top.k());
-      std::vector<double>& sum = came[std::size_t(r)];
+      std::vector<double>& sum = came[r];
       sum.resize(length);
       for (int step = 0; step < 7; step++) {
         std::vector<float> whole = gradients(step, r, length);
         for (std::size_t i = 0; i < length; i++) whole[i] += top.residual()[i];
-        const auto g = exchanged(top, *ranks[std::size_t(r)], gradients(step, r, length));
+        const auto g = exchanged(top, *ranks[r], gradients(step, r, length));
         for (std::size_t i = 0; i < length; i++) sum[i] += g[i];
         // What left was no smaller than what stayed.
         float smallest = 1e9f, largest = 0;
@@ -55,14 +49,14 @@ TEST(TopK, WhatDoesNotTravelWaits) {
             largest = std::max(largest, std::abs(top.residual()[i]));
         require(smallest >= largest, smallest, " travelled and ", largest, " stayed");
       }
-      left[std::size_t(r)].assign(top.residual().begin(), top.residual().end());
+      left[r].assign(top.residual().begin(), top.residual().end());
     }));
     if (HasFailure()) return;
-    for (int r = 1; r < n; r++) EXPECT_TRUE(came[std::size_t(r)] == came[0]) << "rank " << r;
+    for (int r = 1; r < n; r++) EXPECT_TRUE(came[r] == came[0]) << "rank " << r;
     for (std::size_t i = 0; i < length; i++) {
       double given = 0, there = came[0][i];
       for (int r = 0; r < n; r++) {
-        there += left[std::size_t(r)][i];
+        there += left[r][i];
         for (int step = 0; step < 7; step++) given += gradients(step, r, length)[i];
       }
       EXPECT_EQ(there, given) << "element " << i;
@@ -74,7 +68,7 @@ TEST(TopK, AllOfThemAreTheSum) {
   auto ranks = in_process(3, {.deadline = 30});
   all_well(ranks_say(3, [&](int r) {
     TopK top(1, 77);
-    const auto g = exchanged(top, *ranks[std::size_t(r)], gradients(0, r, 77));
+    const auto g = exchanged(top, *ranks[r], gradients(0, r, 77));
     for (std::size_t i = 0; i < 77; i++) {
       const float sum = gradients(0, 0, 77)[i] + gradients(0, 1, 77)[i] + gradients(0, 2, 77)[i];
       require(g[i] == sum && top.residual()[i] == 0, "element ", i, " is ", g[i], ", the sum is ", sum);
@@ -87,7 +81,7 @@ TEST(TopK, AStepThatIsNotMadeLeavesTheResidual) {
   auto ranks = in_process(2, {.deadline = 30});
   all_well(ranks_say(2, [&](int r) {
     TopK top(0.1, 100);
-    auto step = [&](const std::vector<float>& g, bool made) { return exchanged(top, *ranks[std::size_t(r)], g, made); };
+    auto step = [&](const std::vector<float>& g, bool made) { return exchanged(top, *ranks[r], g, made); };
     step(gradients(0, r, 100), true);
     const std::vector<float> before = top.residual();
     std::vector<float> broken = gradients(1, r, 100);
@@ -105,9 +99,7 @@ constexpr std::int64_t length = 200;
 const std::vector<PowerSgd::Matrix> matrices{{3, 6, 12}, {80, 14, 7}};
 
 std::vector<float> gradient(int rank, int step) {
-  std::vector<float> g;
-  for (double v : numbers("g" + std::to_string(rank) + "/" + std::to_string(step), length)) g.push_back(float(v));
-  return g;
+  return numbers_as<float>("g" + std::to_string(rank) + "/" + std::to_string(step), length);
 }
 
 // What each rank has after `steps` exchanges: the sum of all results, and what waits.
@@ -120,10 +112,10 @@ std::vector<Summed> all_exchanged(int n, std::int64_t rank, int steps, const std
   std::vector<Summed> all(static_cast<std::size_t>(n));
   all_well(ranks_say(n, [&](int r) {
     PowerSgd power(rank, matrices, length);
-    Summed& mine = all[std::size_t(r)];
+    Summed& mine = all[r];
     for (int step = 0; step < steps; step++) {
-      const bool counts = made.empty() || made[std::size_t(step)];
-      const auto given = gradient(r, step), g = exchanged(power, *ranks[std::size_t(r)], given, counts);
+      const bool counts = made.empty() || made[step];
+      const auto given = gradient(r, step), g = exchanged(power, *ranks[r], given, counts);
       for (std::size_t i = 0; counts && i < g.size(); i++) mine.results[i] += g[i], mine.given[i] += given[i];
       mine.last = {g, power.residual()};
     }
@@ -202,13 +194,12 @@ Trained trained(int n, const AllReduceOptions& options) {
   auto ranks = in_process(n, {.deadline = 30});
   std::vector<Trained> runs(static_cast<std::size_t>(n));
   all_well(ranks_say(n, [&](int r) {
-    Trained& run = runs[std::size_t(r)];
-    auto strategy = all_reduce(std::move(ranks[std::size_t(r)]), options);
+    Trained& run = runs[r];
+    auto strategy = all_reduce(std::move(ranks[r]), options);
     auto backend = reference_backend(1);
     Model model;
     FlatParameters flat(model, *backend, 1);
-    SGD sgd({.learning_rate = 0.05, .momentum = 0.9});
-    sgd.bind(flat);
+    BoundSgd sgd(flat, {.learning_rate = 0.05, .momentum = 0.9});
     strategy->begin(flat, sgd);
     sgd.if_not_finite = IfNotFinite::skip;
     const Tensor x = Tensor::of(*backend, {8, 8, 8, 1}, numbers("x" + std::to_string(r), 512));
@@ -259,9 +250,8 @@ TEST(Compression, WhatDoesNotFitIsRefused) {
     auto backend = reference_backend(1);
     Layers model;
     FlatParameters flat(model, *backend, 1, {}, DType::f64);
-    SGD sgd({});
-    sgd.bind(flat);
-    EXPECT_TRUE(refused([&] { strategy->begin(flat, sgd); }, {name, "f32"}));
+    BoundSgd sgd(flat, {});
+    EXPECT_REFUSED(strategy->begin(flat, sgd), name, "f32");
   }
 }
 

@@ -1,8 +1,5 @@
 // The CUDA backend's logic that needs no device: what a plan is kept under, which engines are taken, when a step is
 // recorded and when it is not, pools of the allocator, and what is said where there is no GPU.
-#include <gtest/gtest.h>
-
-#include "core/backend.h"
 #include "core/recording.h"
 #include "cuda/convolution.h"
 #include "cuda/device.h"
@@ -12,12 +9,9 @@
 #include "cuda/weights.h"
 #include "tests/support.h"
 
-using namespace tandem;
-using namespace tandem::cuda;
-using tandem::test::holds;
-using tandem::test::refused;
-
+namespace tandem::test {
 namespace {
+using namespace tandem::cuda;
 
 // ---- plans ----------------------------------------------------------------------------------------------------------
 TEST(CudaPlans, LayoutsAreDescribedInTheOrderNCHW) {
@@ -169,9 +163,9 @@ std::string run(int calls, std::function<void(std::string&)> step, std::string r
                 std::string* why = nullptr) {
   std::string log;
   Recording recording([&] { step(log); }, std::make_unique<FakeCapture>(log, refusal));
-  testing::internal::CaptureStderr();
-  for (int i = 0; i < calls; i++) recording();
-  const std::string said = testing::internal::GetCapturedStderr();
+  const std::string said = stderr_of([&] {
+    for (int i = 0; i < calls; i++) recording();
+  });
   if (why) {
     *why = recording.why_eager();
     EXPECT_TRUE(holds(said, {*why}));
@@ -220,16 +214,14 @@ TEST(CudaRecording, AnErrorWhileRecordingIsThrownWhenItComesAgain) {
       },
       std::make_unique<FakeCapture>(log));
   recording(), recording();
-  testing::internal::CaptureStderr();
-  EXPECT_TRUE(refused([&] { recording(); }, {"a real error"}));
-  testing::internal::GetCapturedStderr();
+  stderr_of([&] { EXPECT_REFUSED(recording(), "a real error"); });
   EXPECT_EQ(log, "[]") << "the stream does not stay in capture mode";
 }
 
 // ---- narrow copies of the weights -----------------------------------------------------------------------------------
 struct FlatVector {  // a parameter vector of two segments, and copies of it in bf16
   std::unique_ptr<Backend> backend = reference_backend();
-  Tensor values = Tensor::of(*backend, {128}, test::numbers("values", 128));
+  Tensor values = Tensor::of(*backend, {128}, numbers("values", 128));
   WriteCount *first = values.storage()->add_segment("first"), *second = values.storage()->add_segment("second");
   Tensor a = values.range(0, {10}), b = values.range(64, {8, 8});
   int conversions = 0;
@@ -307,12 +299,12 @@ TEST(CudaDevice, TheCauseIsNamed) {
 TEST(CudaDevice, IsRefusedWithoutAGpuAndNeverReplacedByTheCpu) {
   int count = 0;
   if (cudaGetDeviceCount(&count) == cudaSuccess && count > 0) GTEST_SKIP() << "there is a GPU here";
-  EXPECT_TRUE(refused([] { cuda_backend(0); }, {"no usable GPU"}));
+  EXPECT_REFUSED(cuda_backend(0), "no usable GPU");
 }
 
 TEST(CudaDevice, RunsTheOpTable) {
   bool there = false;
-  for (const test::BackendKind& kind : test::backends()) there |= kind.name == "cuda";
+  for (const BackendKind& kind : backends()) there |= kind.name == "cuda";
   if (!there) GTEST_SKIP() << "no GPU: the op table ran on the other backends";
 }
 
@@ -324,3 +316,4 @@ TEST(CudaDevice, LibrariesSayTheirVersions) {
 }
 
 }  // namespace
+}  // namespace tandem::test

@@ -1,8 +1,6 @@
 // The kernels of cuda/, run on the host thread by thread (emulated_cuda.h), against the reference backend: the index
 // arithmetic, what is read and written, and that no result depends on which thread was first. On a GPU the op table
 // runs them.
-#include <gtest/gtest.h>
-
 #include "core/strided_view.h"
 #include "layers/optim/squared_norms.h"
 #include "tests/support.h"
@@ -16,14 +14,11 @@
 #include "cuda/pool.h"
 #include "cuda/rows.h"
 
-using namespace tandem;
+namespace tandem::test {
+namespace {
 using emulated::Buffer;
 using emulated::Grid;
 using emulated::Order;
-using test::close;
-using test::numbers;
-
-namespace {
 
 using Values = std::vector<double>;
 const Grid grid{nullptr, 5};
@@ -233,9 +228,8 @@ TYPED_TEST(CudaKernels, RowsOfAnotherWidthAndRowsThatAreAlike) {
         return std::vector<Values>{by.values(), bz.values()};
       });
       for (std::int64_t i = 0; i < rows * to; i++) {
-        ASSERT_EQ(got[0][std::size_t(i)], i % to < from ? x[std::size_t(i / to * from + i % to)] : 0)
-            << from << " to " << to;
-        ASSERT_EQ(got[1][std::size_t(i)], row[std::size_t(i % to)]);
+        ASSERT_EQ(got[0][i], i % to < from ? x[i / to * from + i % to] : 0) << from << " to " << to;
+        ASSERT_EQ(got[1][i], row[i % to]);
       }
     }
 }
@@ -461,8 +455,7 @@ TEST(CudaLaunch, SumsOfBlocksAndSegmentsByNeighbouringThreads) {
     Values squares(2 * (first + blocks), 0.0);
     for (std::int64_t b = first; b < first + blocks; b++)
       for (std::int64_t i = 64 * b; i < 64 * b + 64; i++)
-        squares[std::size_t(2 * b)] += w[std::size_t(i)] * w[std::size_t(i)],
-            squares[std::size_t(2 * b + 1)] += g[std::size_t(i)] * g[std::size_t(i)];
+        squares[2 * b] += w[i] * w[i], squares[2 * b + 1] += g[i] * g[i];
     EXPECT_TRUE(close("blocks", got, squares, 1e-6));
     // Segments: the first block alone, which is outside the range; one to the middle; one behind it; one without blocks
     // inside.
@@ -471,7 +464,7 @@ TEST(CudaLaunch, SumsOfBlocksAndSegmentsByNeighbouringThreads) {
                             SquaredNormsOfRanges<float>{first, 80, true, bounds.data(), parts.data(), sums.data()});
     auto sum = [&](std::int64_t begin, std::int64_t end, std::int64_t which) {
       double s = 0;
-      for (std::int64_t b = begin; b < end; b++) s += got[std::size_t(2 * b + which)];
+      for (std::int64_t b = begin; b < end; b++) s += got[2 * b + which];
       return s;
     };
     const Values segments = sums.values();
@@ -551,10 +544,11 @@ TEST(CudaEmulator, ShowsRacesAndBarriersThatAreNotReached) {
   emulated::order = Order::forward;
   EXPECT_NE(forward, backward);
   for (int t = 0; t < 32; t++) {
-    EXPECT_EQ(forward[std::size_t(t)], -1) << "not written yet, whatever an earlier block has left";
-    EXPECT_EQ(backward[std::size_t(63 - t)], -1);
+    EXPECT_EQ(forward[t], -1) << "not written yet, whatever an earlier block has left";
+    EXPECT_EQ(backward[63 - t], -1);
   }
   EXPECT_THROW(start(diverges, 1, 64, nullptr, forward.data()), std::logic_error);
 }
 
 }  // namespace
+}  // namespace tandem::test

@@ -1,10 +1,8 @@
 // The data sets: the official files and where they are found, arrays, folders of pictures, and synthetic pictures.
 #include <sys/wait.h>
 
-#include <cmath>
 #include <cstdlib>
 #include <numeric>
-#include <set>
 
 #include "datasets/cifar.h"
 #include "datasets/loader.h"
@@ -125,7 +123,7 @@ TEST(Cifar100, HasFineAndCoarseLabels) {
   DataFolder dir;
   save(dir.file("train.bin"), cifar100_file(5));
   save(dir.file("test.bin"), cifar100_file(3));
-  const fs::path folder = fs::path(dir.file("train.bin")).parent_path();
+  const fs::path folder = dir.path();
   const Dataset fine = cifar100(folder, CifarLabels::fine, 5, 3), coarse = cifar100(folder, CifarLabels::coarse, 5, 3);
   EXPECT_EQ(fine.train.images.shape(), (Shape{5, 32, 32, 3}));
   EXPECT_EQ(fine.test.count(), 3);
@@ -153,19 +151,17 @@ TEST(Cifar100, HasFineAndCoarseLabels) {
 TEST(Mnist, IsTheOtherSetOfTheSameFiles) {
   DataFolder dir;
   for (const char* part : {"train", "t10k"}) {
-    Bytes images = {0, 0, 8, 3, 0, 0, 0, 2, 0, 0, 0, 28, 0, 0, 0, 28}, labels = {0, 0, 8, 1, 0, 0, 0, 2, 7, 2};
-    images.resize(images.size() + 2 * 784, 9);
-    images.back() = 255;
-    save(dir.file(std::string("mnist/") + part + "-images-idx3-ubyte"), images);
-    save(dir.file(std::string("mnist/") + part + "-labels-idx1-ubyte"), labels);
+    Bytes pixels(2 * 784, 9);
+    pixels.back() = 255;
+    save(dir.file(std::string("mnist/") + part + "-images-idx3-ubyte"), idx(0x803, {2, 28, 28}, pixels));
+    save(dir.file(std::string("mnist/") + part + "-labels-idx1-ubyte"), idx(0x801, {2}, {7, 2}));
   }
-  const fs::path root = fs::path(dir.file("mnist")).parent_path();
-  const Dataset d = load_dataset("mnist", root);
+  const Dataset d = load_dataset("mnist", dir.path());
   EXPECT_EQ(d.train.labels.values(), (std::vector<double>{7, 2}));
   EXPECT_EQ(d.train.class_names[7], "7");
   EXPECT_NEAR(d.train.mean[0], (9.0 * 1567 + 255) / 1568 / 255, 1e-6);
   EXPECT_NO_THROW(check(d.test));
-  EXPECT_REFUSED(load_dataset("fashion-mnist", root / "mnist"), "fashion-mnist", "was not found");
+  EXPECT_REFUSED(load_dataset("fashion-mnist", dir / "mnist"), "fashion-mnist", "was not found");
 }
 
 // ---- where the files are --------------------------------------------------------------------------------------------
@@ -196,9 +192,8 @@ TEST(FindData, FashionMnistsFirstPicturesStandInForAll) {
   DataFolder empty;
   Environment variable("TANDEM_DATA", empty.path().c_str());
   EXPECT_THROW(find_data("fashion-mnist", empty.path()), UsageError);  // a folder that was named is not second-guessed
-  testing::internal::CaptureStderr();
-  const Dataset d = load_dataset("fashion-mnist");
-  const std::string said = testing::internal::GetCapturedStderr();
+  Dataset d;
+  const std::string said = stderr_of([&] { d = load_dataset("fashion-mnist"); });
   EXPECT_TRUE(holds(said, {"fashion-mnist was not found in " + (empty / "fashion-mnist").string(),
                            "get-data.sh fashion-mnist fetches all"}));
   EXPECT_EQ(d.name, "fashion-mnist-small");
@@ -332,7 +327,7 @@ TEST(DatasetOf, HoldsBackATenth) {
   Bytes images(50 * 4 * 4 * 2);
   std::vector<std::int32_t> labels(50);
   for (std::size_t i = 0; i < images.size(); i++) images[i] = std::uint8_t(i / 32);
-  for (int i = 0; i < 50; i++) labels[std::size_t(i)] = i % 3;
+  for (int i = 0; i < 50; i++) labels[i] = i % 3;
   const Dataset d = Dataset::of(images, {50, 4, 4, 2}, labels, "mine");
   EXPECT_EQ(d.train.count(), 45);
   EXPECT_EQ(d.test.count(), 5);
@@ -442,9 +437,8 @@ TEST(PictureFolder, BrokenPicturesAreRefusedOrCounted) {
   save(broken, cut);
   const std::string all = dir.file("all");
   EXPECT_REFUSED(load_dataset(all), broken, "is damaged (truncated after 40 bytes)", "--skip-broken");
-  testing::internal::CaptureStderr();
-  const Dataset d = load_dataset(all, {}, {.skip_broken = true});
-  const std::string printed = testing::internal::GetCapturedStderr();
+  Dataset d;
+  const std::string printed = stderr_of([&] { d = load_dataset(all, {}, {.skip_broken = true}); });
   EXPECT_TRUE(holds(printed, {" pictures left out that cannot be decoded, the first is " + broken}));
   EXPECT_EQ(d.train.count() + d.test.count(), 19);
   save(broken, square_pnm(7, 3));
@@ -487,9 +481,9 @@ TEST(PictureFolder, NothingIsLeftOutOrMistakenInSilence) {
   for (int i = 0; i < 10; i++)
     for (const char* name : {"cat", "dog"}) save(all / name / (std::to_string(i) + ".ppm"), square_pnm(6, i));
   auto loaded = [&](const FolderOptions& options = {}) {
-    testing::internal::CaptureStderr();
-    const Dataset d = load_dataset(all, {}, options);
-    return std::to_string(d.train.count() + d.test.count()) + " " + testing::internal::GetCapturedStderr();
+    Dataset d;
+    const std::string printed = stderr_of([&] { d = load_dataset(all, {}, options); });
+    return std::to_string(d.train.count() + d.test.count()) + " " + printed;
   };
   for (const char* hidden : {"cat/.ipynb_checkpoints/1.ppm", "cat/deep/.thumbs/1.ppm", ".git/1.ppm", "cat/._1.ppm",
                              "__MACOSX/cat/1.ppm", "cat/__MACOSX/1.ppm"})
@@ -503,9 +497,7 @@ TEST(PictureFolder, NothingIsLeftOutOrMistakenInSilence) {
   for (const char* part : {"train/cat", "train/dog", "test/cat"})
     save(dir.file("parts") / fs::path(part) / "1.ppm", square_pnm(6, 1));
   save(dir.file("parts/beside.ppm"), square_pnm(6, 1));
-  testing::internal::CaptureStderr();
-  load_dataset(dir.file("parts"));
-  const std::string parts = testing::internal::GetCapturedStderr();
+  const std::string parts = stderr_of([&] { load_dataset(dir.file("parts")); });
   EXPECT_TRUE(holds(parts, {"test/ has no pictures of some classes, the first is dog",
                             ": 1 files are not read, the first is " + dir.file("parts/beside.ppm")}));
   save(all / "cat/1.webp", {1});
@@ -524,16 +516,13 @@ TEST(PictureFolder, NothingIsLeftOutOrMistakenInSilence) {
   EXPECT_EQ(loaded(), "26 ");
   fs::create_directory_symlink(all, dir.file("store/up"));
   EXPECT_REFUSED(loaded(), "is a link to a folder that it lies in");
-  testing::internal::GetCapturedStderr();
   fs::remove(dir.file("store/up"));
   fs::create_symlink("/nowhere/annex", all / "dog/gone.ppm");
   EXPECT_REFUSED(loaded(), "dog/gone.ppm: is a link to /nowhere/annex", "--skip-broken");
-  testing::internal::GetCapturedStderr();
   EXPECT_EQ(loaded({.skip_broken = true}).substr(0, 3), "26 ");
   fs::remove(all / "dog/gone.ppm");
   fs::create_symlink("/nowhere/eel", all / "eel");
   EXPECT_REFUSED(loaded(), "all/eel: is a link to /nowhere/eel");
-  testing::internal::GetCapturedStderr();
   fs::remove(all / "eel");
   for (const auto& [name, written] : {std::pair{"M\x81nchen", "M%81nchen"},
                                       {"two\nlines", "two%0Alines"},
@@ -556,15 +545,12 @@ TEST(PictureFolder, ASplitHasManySpellings) {
     for (const std::string& folder : folders)
       for (const char* name : {"/x/1.ppm", "/y/1.ppm", "/y/2.ppm"})
         save(fs::path(all) / (folder + name), square_pnm(6, 1));
-    testing::internal::CaptureStderr();
-    std::string printed;
-    try {
-      for (const std::string& name : load_dataset(all).train.class_names) printed += name + " ";
-    } catch (const UsageError& e) {
-      printed = e.what();
-    }
-    printed += testing::internal::GetCapturedStderr();
-    EXPECT_TRUE(holds(printed, {part}));
+    std::string classes, refusal;
+    const auto load = [&] {
+      for (const std::string& name : load_dataset(all).train.class_names) classes += name + " ";
+    };
+    const std::string printed = stderr_of([&] { refusal = error_of<UsageError>(load); });
+    EXPECT_TRUE(holds(classes + refusal + printed, {part}));
   };
   for (const char* training : {"train", "Training", "TRAIN", "training_set", "training_data", "train_images"})
     for (const char* test : {"test", "Testing", "val", "Valid", "validation", "test set", "TESTSET", "val2017"})
@@ -581,12 +567,7 @@ TEST(PictureFolder, ASplitHasManySpellings) {
 }
 
 // ---- synthetic pictures ---------------------------------------------------------------------------------------------
-SyntheticOptions small_set() {
-  SyntheticOptions o;
-  o.train = 2000;
-  o.test = 500;
-  return o;
-}
+SyntheticOptions small_set() { return {.train = 2000, .test = 500}; }
 
 TEST(Synthetic, IsAFunctionOfItsSeed) {
   SyntheticOptions o = small_set();
@@ -631,10 +612,7 @@ int recognise(const std::uint8_t* x, double mean) {
 }
 
 TEST(Synthetic, ClassesCanBeTold) {
-  SyntheticOptions o = small_set();
-  o.train = 10;
-  o.test = 300;
-  Dataset d = synthetic(o);
+  Dataset d = synthetic({.train = 10, .test = 300});
   const std::uint8_t* x = d.test.images.data<std::uint8_t>();
   int correct = 0;
   for (int i = 0; i < 300; i++) {

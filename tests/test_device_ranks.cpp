@@ -1,19 +1,11 @@
 // Training with several ranks whose tensors are on devices: twins that run behind the host's back and record (twin.h),
 // over in-process ranks. What they compute must be the bits of the same ranks in the host's memory.
-#include <gtest/gtest.h>
-
-#include "datasets/loader.h"
-#include "datasets/synthetic.h"
-#include "dist/collectives/in_process.h"
 #include "dist/strategies/all_reduce.h"
 #include "dist/strategies/daso.h"
 #include "dist/strategies/local_steps.h"
-#include "layers/layers.h"
-#include "layers/train/fit.h"
-#include "layers/train/options.h"
 #include "tests/host_ranks.h"
 #include "tests/ranks.h"
-#include "tests/support.h"
+#include "tests/training.h"
 #include "tests/twin.h"
 
 namespace tandem::test {
@@ -67,10 +59,8 @@ Ended train(Backend& backend, Strategy& strategy, const Recipe& r) {
   RunConfig options{.epochs = 3, .progress = false, .accumulate = r.accumulate, .ema = r.ema};
   const FitReport report =
       fit(model, cross_entropy_loss(0.1), *optimizer, backend, {source, nullptr, &test}, options, &strategy);
-  for (auto& [name, p] : model.parameters())
-    for (double v : p->variable.value().values()) out.weights.push_back(v);
-  for (auto& [name, s] : model.buffers())
-    for (double v : s->tensor.values()) out.buffers.push_back(v);
+  out.weights = parameter_values(model);
+  out.buffers = buffer_values(model);
   for (const EpochReport& e : report.epochs) {
     out.losses.push_back(e.train_loss);
     out.losses.push_back(*e.test_accuracy);
@@ -136,13 +126,10 @@ TEST(DeviceRanks, OneRankIsOneMachine) {
     Strategy one;
     const Ended want = train(*plain, one, {});
     auto ranks = all_reduce(alone(), {.bucket_bytes = 16384});
-    testing::internal::CaptureStderr();
-    EXPECT_TRUE(train(*exchanging, *ranks, {}) == want) << exchanging->name();
-    testing::internal::GetCapturedStderr();
+    stderr_of([&] { EXPECT_TRUE(train(*exchanging, *ranks, {}) == want) << exchanging->name(); });
   };
   same([] {
-    auto twin = std::make_unique<Twin>();
-    twin->behind = true;
+    auto twin = std::make_unique<AsynchronousTwin>();
     return twin;
   });
   if (cuda_devices() > 0) same([] { return cuda_backend(0); });
@@ -212,45 +199,44 @@ TEST(DeviceRanks, ABackwardThatBreaksOffMayBeRepeated) {
   auto run = [](bool breaks) {
     auto ranks = in_process(2, {.deadline = 30});
     std::vector<std::vector<double>> weights(2);
-    testing::internal::CaptureStderr();
-    all_well(ranks_say(2, [&](int rank) {
-      Twin twin;
-      twin.behind = true;
-      auto strategy = all_reduce(std::move(ranks[std::size_t(rank)]), {.bucket_bytes = 1 << 20, .deadline = 30});
-      struct Model : Module {
-        Linear& a = child<Linear>("a", 16, 100);
-        Linear& b = child<Linear>("b", 100, 10);
-        bool stumbled = true;
-        Variable forward(const Variable& x) override {
-          const Variable h = a(x);
-          return b(record<Stumbles>(h.value(), {&h}, {}, stumbled));
-        }
-      } model;
-      FlatParameters flat(model, twin, 1);
-      SGD sgd({.learning_rate = 0.1});
-      sgd.bind(flat);
-      strategy->begin(flat, sgd);
-      for (int step = 0; step < 3; step++) {
-        const Tensor x = Tensor::of(twin, {4, 16}, numbers("x" + std::to_string(rank + 2 * step), 64));
-        const Tensor y = Tensor::of(twin, {4}, {0, 1, 2, 3}, DType::i32);
-        model.stumbled = !(breaks && step == 1);
-        for (bool over = false; !over;) {
-          const Variable loss = cross_entropy(model(Variable(x)), y);
-          flat.zero_gradients();
-          try {
-            flat.backward(loss, 0.5);
-            sgd.sync_hyperparameters();
-            strategy->step(sgd, loss);
-            over = true;
-          } catch (const Error& e) {
-            if (e.what() != std::string("stumbled")) throw;
+    stderr_of([&] {
+      all_well(ranks_say(2, [&](int rank) {
+        AsynchronousTwin twin;
+        auto strategy = all_reduce(std::move(ranks[rank]), {.bucket_bytes = 1 << 20, .deadline = 30});
+        struct Model : Module {
+          Linear& a = child<Linear>("a", 16, 100);
+          Linear& b = child<Linear>("b", 100, 10);
+          bool stumbled = true;
+          Variable forward(const Variable& x) override {
+            const Variable h = a(x);
+            return b(record<Stumbles>(h.value(), {&h}, {}, stumbled));
+          }
+        } model;
+        FlatParameters flat(model, twin, 1);
+        SGD sgd({.learning_rate = 0.1});
+        sgd.bind(flat);
+        strategy->begin(flat, sgd);
+        for (int step = 0; step < 3; step++) {
+          const Tensor x = Tensor::of(twin, {4, 16}, numbers("x" + std::to_string(rank + 2 * step), 64));
+          const Tensor y = Tensor::of(twin, {4}, {0, 1, 2, 3}, DType::i32);
+          model.stumbled = !(breaks && step == 1);
+          for (bool over = false; !over;) {
+            const Variable loss = cross_entropy(model(Variable(x)), y);
+            flat.zero_gradients();
+            try {
+              flat.backward(loss, 0.5);
+              sgd.sync_hyperparameters();
+              strategy->step(sgd, loss);
+              over = true;
+            } catch (const Error& e) {
+              if (e.what() != std::string("stumbled")) throw;
+            }
           }
         }
-      }
-      strategy->end();
-      weights[std::size_t(rank)] = flat.values.values();
-    }));
-    testing::internal::GetCapturedStderr();
+        strategy->end();
+        weights[rank] = flat.values.values();
+      }));
+    });
     EXPECT_TRUE(weights[0] == weights[1]);
     return weights[0];
   };
@@ -319,9 +305,8 @@ TEST(DeviceRanks, ADeviceThatNeverEndsBackwardIsNamed) {
   auto ranks = in_process(2, {.deadline = 30});
   testing::internal::CaptureStderr();
   const auto said = ranks_say(2, [&](int rank) {
-    Twin twin;
-    twin.behind = true;
-    auto strategy = all_reduce(std::move(ranks[std::size_t(rank)]), {.bucket_bytes = 16384, .deadline = 1});
+    AsynchronousTwin twin;
+    auto strategy = all_reduce(std::move(ranks[rank]), {.bucket_bytes = 16384, .deadline = 1});
     Recipe r;
     r.each = [&](Strategy& s, std::int64_t batch) { twin.stuck = s.rank() == 1 && batch == 5; };
     train(twin, *strategy, r);

@@ -1,14 +1,4 @@
 // Channel: a small key-value server on in-process ranks; the same over UCX is in test_dist_processes.cpp.
-#include "dist/server/channel.h"
-
-#include <gtest/gtest.h>
-
-#include <atomic>
-#include <cstring>
-#include <map>
-#include <set>
-#include <thread>
-
 #include "dist/collectives/in_process.h"
 
 #include "tests/channel_server.h"
@@ -23,7 +13,7 @@ template <class Body>
 std::vector<std::string> on_channels(int n, const Body& body, const ChannelFaults& faults = {}) {
   auto channels = in_process_channels(n, faults);
   return ranks_say(n, [&](int r) {
-    auto c = std::move(channels[std::size_t(r)]);
+    auto c = std::move(channels[r]);
     body(*c);
   });
 }
@@ -76,7 +66,7 @@ TEST(CommunicatorChannel, AllHearOfLossesInOneOrder) {
             for (int to = 0; to < 5; to++) deliver(c, to, {i});  // also to the dead
           l.until([&] { return l.lost == std::set<int>{2, 4}; });
           l.until([&] { return l.headers[0].size() >= 40 && l.headers[1].size() >= 40 && l.headers[3].size() >= 40; });
-          told[std::size_t(c.rank())] = l.told;
+          told[c.rank()] = l.told;
           EXPECT_EQ(c.living(), (std::vector<bool>{true, true, false, true, false}));
           for (auto& [from, headers] : l.headers)
             for (std::size_t i = 0; i < headers.size(); i++) EXPECT_EQ(headers[i], i) << "of rank " << from;
@@ -137,7 +127,7 @@ TEST(CommunicatorChannel, ALostRankComesBack) {
     auto channels = in_process_channels(3, {.deaths = {{1, 2}, {1, 4}}, .delays = seed});
     std::vector<std::string> told(3);
     all_well(ranks_say(3, [&](int r) {
-      auto c = std::move(channels[std::size_t(r)]);
+      auto c = std::move(channels[r]);
       if (r != 1) {
         Listener l(*c);
         std::uint64_t sent = 0;
@@ -150,7 +140,7 @@ TEST(CommunicatorChannel, ALostRankComesBack) {
           return told_so_far.find("back as 2") != std::string::npos && l.headers[1].size() >= 2 &&
                  l.headers[1].back() == 999;
         });
-        told[std::size_t(r)] = l.told;
+        told[r] = l.told;
         // Each of rank 0 and 2 stays until the other is done with it.
         deliver(*c, 2 - r, {0});
         l.until([&] { return !l.headers[2 - r].empty(); });
@@ -190,7 +180,7 @@ TEST(CommunicatorChannel, MemoryIsShared) {
   for (bool shared : {true, false}) {
     auto channels = in_process_channels(2, {.deaths = {{1, 1}}, .shared_memory = shared});
     all_well(ranks_say(2, [&](int r) {
-      auto c = std::move(channels[std::size_t(r)]);
+      auto c = std::move(channels[r]);
       const auto block = c->share(5000);
       int* const mine = static_cast<int*>(block.get());
       if (r == 1) {

@@ -1,9 +1,5 @@
 // Rank and number of ranks by the variables of each launcher; lists of hosts.
-#include <gtest/gtest.h>
-
 #include <array>
-#include <map>
-#include <sstream>
 
 #include "dist/job/environment.h"
 #include "dist/job/hosts.h"
@@ -83,7 +79,7 @@ TEST(Environment, TheFirstHostOfSlurmsList) {
   EXPECT_EQ(first_slurm_host("a,b[1-3]"), "a");
   EXPECT_EQ(first_slurm_host("host[5-9]"), "host5");
   EXPECT_EQ(first_slurm_host("host[05,07]-eth,x"), "host05-eth");
-  EXPECT_TRUE(refused([] { first_slurm_host("host[5"); }, {"host[5"}));
+  EXPECT_REFUSED(first_slurm_host("host[5"), "host[5");
 }
 
 TEST(Hosts, ListsAndFiles) {
@@ -102,7 +98,7 @@ TEST(Hosts, ListsAndFiles) {
                                                {"-oProxyCommand=x\n", "f:1", "no name of a host"},
                                                {"# nothing\n", "f", "names no host"}})
     EXPECT_TRUE(refused([&, f = file] { hosts_in_text(f, "f"); }, {where, why}));
-  EXPECT_TRUE(refused([] { hosts_in_list("a:x"); }, {"x where a number"}));
+  EXPECT_REFUSED(hosts_in_list("a:x"), "x where a number");
 }
 
 }  // namespace

@@ -1,16 +1,10 @@
 // The hybrid: a network whose last Linear is cut over the ranks of a host computes, trains, evaluates, saves and
 // exports what it does on one machine.
-#include <gtest/gtest.h>
-
-#include <set>
-
 #include "dist/strategies/all_reduce.h"
 #include "dist/strategies/hybrid.h"
 #include "dist/strategies/machine_share.h"
 #include "dist/strategies/parameter_server.h"
 #include "layers/export/torch_weights.h"
-#include "layers/train/checkpoint.h"
-#include "layers/train/evaluate.h"
 #include "tests/host_ranks.h"
 #include "tests/naive.h"
 #include "tests/slices.h"
@@ -116,7 +110,7 @@ TEST(Hybrid, TrainsAsOneMachine) {
     std::vector<Seen> seen(std::size_t(c.here * c.hosts));
     all_well(on_hosts(c.here, c.hosts, 1, [&](Strategy& s, int r) {
       auto mine = reference_backend(1);
-      seen[std::size_t(r)] = trained(s, c, *mine);
+      seen[r] = trained(s, c, *mine);
     }));
     for (const Seen& s : seen) same(s, plain, 1e-11, 1e-10, c.text());
   }
@@ -133,8 +127,7 @@ Numbers epochs_of(Strategy& strategy, std::int64_t classes, int host) {
   strategy.prepare(model, task, {});
   const Loss loss_of = of_classes(task.loss, double(classes));
   FlatParameters flat(model, *backend, 100 + std::uint64_t(host), {}, DType::f64);  // begin() makes them equal
-  SGD sgd({.learning_rate = 0.1, .momentum = 0.9, .weight_decay = 1e-3});
-  sgd.bind(flat);
+  BoundSgd sgd(flat, {.learning_rate = 0.1, .momentum = 0.9, .weight_decay = 1e-3});
   strategy.begin(flat, sgd);
   Accumulation accumulation(flat, sgd, 1, source.batches_per_epoch());
   Numbers all;
@@ -161,8 +154,7 @@ TEST(Hybrid, BetweenHostsAnyStrategyMayCarryTheSlices) {
   for (auto [classes, here, hosts] : {std::tuple{10, 2, 2}, {7, 3, 2}, {10, 2, 3}, {10, 1, 2}}) {
     auto of = [&, classes = classes, here = here, hosts = hosts](const std::string& how) {
       std::vector<Numbers> all(std::size_t(here * hosts));
-      all_well(on_hosts(here, hosts, 1,
-                        [&](Strategy& s, int r) { all[std::size_t(r)] = epochs_of(s, classes, r / here); },
+      all_well(on_hosts(here, hosts, 1, [&](Strategy& s, int r) { all[r] = epochs_of(s, classes, r / here); },
                         {.how = how}));
       for (const Numbers& one : all)
         EXPECT_EQ(one, all[0]) << how << ": all ranks have the same whole model after an epoch";
@@ -185,20 +177,18 @@ TEST(Hybrid, OnDevicesIsAsOnTheHost) {
   for (DType wire : {DType::f32, DType::bf16}) {
     auto on = [&](bool device) {
       std::vector<Seen> seen(4);
-      testing::internal::CaptureStderr();
-      all_well(on_hosts(2, 2, 1,
-                        [&](Strategy& s, int r) {
-                          std::unique_ptr<Backend> backend = reference_backend(1);
-                          if (device) {
-                            auto twin = std::make_unique<Twin>();
-                            twin->behind = true;
-                            backend = std::move(twin);
-                          }
-                          seen[std::size_t(r)] =
-                              trained(s, {.here = 2, .hosts = 2, .smoothing = 0.1}, *backend, DType::f32);
-                        },
-                        {.wire = wire}));
-      testing::internal::GetCapturedStderr();
+      stderr_of([&] {
+        all_well(on_hosts(2, 2, 1,
+                          [&](Strategy& s, int r) {
+                            std::unique_ptr<Backend> backend = reference_backend(1);
+                            if (device) {
+                              auto twin = std::make_unique<AsynchronousTwin>();
+                              backend = std::move(twin);
+                            }
+                            seen[r] = trained(s, {.here = 2, .hosts = 2, .smoothing = 0.1}, *backend, DType::f32);
+                          },
+                          {.wire = wire}));
+      });
       return seen;
     };
     const std::vector<Seen> host = on(false), twins = on(true);
@@ -235,8 +225,7 @@ Step step_of(Strategy& s, const Forward& forward, std::int64_t classes = 10, dou
   Task task = classification(smoothing);
   s.prepare(model, task, {});
   FlatParameters flat(model, *backend, 3, {}, DType::f64);
-  SGD sgd({.learning_rate = 0.1});
-  sgd.bind(flat);
+  BoundSgd sgd(flat, {.learning_rate = 0.1});
   s.begin(flat, sgd);
   const Rows rows(s.rank(), s.size());
   Tensor correct = Tensor::zeros(*backend, {1}, DType::i32);
@@ -255,7 +244,7 @@ void same_step(const Forward& forward, std::int64_t classes = 10) {
   const Step want = step_of(one, forward, classes);
   for (int here : {2, 3}) {
     std::vector<Step> got(static_cast<std::size_t>(here));
-    all_well(on_hosts(here, 1, 1, [&](Strategy& s, int r) { got[std::size_t(r)] = step_of(s, forward, classes); }));
+    all_well(on_hosts(here, 1, 1, [&](Strategy& s, int r) { got[r] = step_of(s, forward, classes); }));
     for (const Step& g : got) {
       EXPECT_NEAR(g.loss, want.loss, 1e-12) << here;
       EXPECT_EQ(g.correct, want.correct) << here << " ranks";
@@ -279,12 +268,11 @@ TEST(Hybrid, OfEqualLogitsTheFirstIsTheLargest) {
   for (int label : {0, 1, 5, 9}) {
     std::vector<double> right(3);
     all_well(on_hosts(3, 1, 1, [&](Strategy& s, int r) {
-      right[std::size_t(r)] =
-          step_of(s, [&](Module& model, const Loss& loss, const Rows&, Backend& b, Tensor* correct) {
-            for (auto& [name, p] : model.parameters()) Tensor(p->variable.value()).fill(0);
-            return loss(model(Variable(Tensor::zeros(b, {1, 64}, DType::f64))),
-                        Tensor::of(b, {1}, {double(label)}, DType::i32), correct);
-          }).correct;
+      right[r] = step_of(s, [&](Module& model, const Loss& loss, const Rows&, Backend& b, Tensor* correct) {
+                   for (auto& [name, p] : model.parameters()) Tensor(p->variable.value()).fill(0);
+                   return loss(model(Variable(Tensor::zeros(b, {1, 64}, DType::f64))),
+                               Tensor::of(b, {1}, {double(label)}, DType::i32), correct);
+                 }).correct;
     }));
     EXPECT_EQ(right, Numbers(3, label == 0 ? 3 : 0)) << label;
   }
@@ -301,8 +289,7 @@ TEST(Hybrid, ASampledStepIsTheSoftmaxOverTheSampledClasses) {
   for (double smoothing : {0.0, 0.1})
     for (double sample : {0.1, 0.5, 1.0}) {
       std::vector<Step> got(3);
-      all_well(on_hosts(3, 1, sample,
-                        [&](Strategy& s, int r) { got[std::size_t(r)] = step_of(s, once, classes, smoothing); }));
+      all_well(on_hosts(3, 1, sample, [&](Strategy& s, int r) { got[r] = step_of(s, once, classes, smoothing); }));
       const Numbers& g = got[0].gradients;
       ASSERT_GT(g.size(), std::size_t(classes));
       std::vector<double> learned;
@@ -352,33 +339,37 @@ TEST(Hybrid, EvaluatesAndPredictsAsThePlainModel) {
   const Numbers want = seen(one);
   for (auto [here, hosts] : {std::pair{2, 1}, {3, 1}, {2, 2}}) {
     std::vector<Numbers> got(std::size_t(here * hosts));
-    all_well(on_hosts(here, hosts, 1, [&](Strategy& s, int r) { got[std::size_t(r)] = seen(s); }));
+    all_well(on_hosts(here, hosts, 1, [&](Strategy& s, int r) { got[r] = seen(s); }));
     for (const Numbers& g : got) EXPECT_TRUE(close("confusion matrix, loss, accuracy", g, want, 1e-6));
   }
+}
+
+// The loss of the tested model, its accuracy, what the run said of that, and the weights.
+Numbers fitted(Strategy& s, std::int64_t batch, double rate, const RunConfig& o) {
+  auto backend = reference_backend(1);
+  Dataset data = synthetic({.side = 8, .channels = 1, .train = 203, .test = 61, .seed = 3});
+  Loader train(data.train, {.batch = batch, .seed = 2, .prefetch = 0}, *backend),
+      test(data.test, {.batch = 50, .shuffle = false}, *backend);
+  Net model;
+  SGD sgd({.learning_rate = rate, .momentum = 0.9});
+  const FitReport report = fit(model, cross_entropy_loss(0.1), sgd, *backend, {train, nullptr, &test}, o, &s);
+  Strategy one;  // after the run every rank has the model
+  test.share(0, 1);
+  const Evaluation e = evaluate(model, test);
+  Numbers all{e.loss, e.accuracy, report.epochs.empty() ? 0 : *report.epochs.back().test_accuracy};
+  FlatParameters flat(model, *backend, 1);
+  const Numbers weights = whole(flat, flat.values, one);
+  all.insert(all.end(), weights.begin(), weights.end());
+  return all;
 }
 
 // One run: 1 rank, then 4, 3 and 2 with slices, then 1 again. And what is written at the end is the plain model's.
 TEST(Hybrid, ARunGoesOnWithAnyNumberOfRanks) {
   TemporaryFolder folder;
-  auto run = [&](Strategy& s, RunConfig o) {
-    auto backend = reference_backend(1);
-    Dataset data = synthetic({.side = 8, .channels = 1, .train = 203, .test = 61, .seed = 3});
-    Loader train(data.train, {.batch = 48, .seed = 2, .prefetch = 0}, *backend),
-        test(data.test, {.batch = 50, .shuffle = false}, *backend);
-    Net model;
-    SGD sgd({.learning_rate = 0.1, .momentum = 0.9});
-    o.ema = 0.8;
-    const FitReport report = fit(model, cross_entropy_loss(0.1), sgd, *backend, {train, nullptr, &test}, o, &s);
-    Strategy one;  // after the run every rank has the model
-    test.share(0, 1);
-    Numbers all{evaluate(model, test).loss, report.epochs.empty() ? 0 : *report.epochs.back().test_accuracy};
-    FlatParameters flat(model, *backend, 1);
-    const Numbers weights = whole(flat, flat.values, one);
-    all.insert(all.end(), weights.begin(), weights.end());
-    return all;
-  };
+  auto run = [](Strategy& s, const RunConfig& o) { return fitted(s, 48, 0.1, o); };
   Strategy one;
   RunConfig o = quiet(4);
+  o.ema = 0.8;
   const Numbers want = run(one, o);
   o.checkpoint = folder.file("run");
   o.stop_after = 5;
@@ -391,7 +382,7 @@ TEST(Hybrid, ARunGoesOnWithAnyNumberOfRanks) {
   }
   o.stop_after = 0;
   std::vector<Numbers> got(3);
-  all_well(on_hosts(3, 1, 1, [&](Strategy& s, int r) { got[std::size_t(r)] = run(s, o); }));
+  all_well(on_hosts(3, 1, 1, [&](Strategy& s, int r) { got[r] = run(s, o); }));
   for (const Numbers& g : got) EXPECT_TRUE(close("loss, accuracy and weights", g, want, 1e-4));
   // From the same checkpoint, without a step: the same bytes.
   std::vector<std::string> files;
@@ -414,27 +405,17 @@ TEST(Hybrid, ARunGoesOnWithAnyNumberOfRanks) {
 // Asynchronous machines: rank 0's host evaluates and saves by itself, and another number of ranks reads the file.
 TEST(Hybrid, AsynchronousMachinesEvaluateSaveAndGoOn) {
   TemporaryFolder folder;
-  auto run = [&](Strategy& s, RunConfig o) {
-    auto backend = reference_backend(1);
-    Dataset data = synthetic({.side = 8, .channels = 1, .train = 203, .test = 61, .seed = 3});
-    Loader train(data.train, {.batch = 24, .seed = 2, .prefetch = 0}, *backend),
-        test(data.test, {.batch = 25, .shuffle = false}, *backend);
-    Net model;
-    SGD sgd({.learning_rate = 0.05, .momentum = 0.9});
-    const FitReport report = fit(model, cross_entropy_loss(), sgd, *backend, {train, nullptr, &test}, o, &s);
-    test.share(0, 1);
-    EXPECT_NEAR(evaluate(model, test).accuracy, *report.epochs.back().test_accuracy, 1e-9)
-        << "what the run says of its last weights";
-    Strategy one;
-    FlatParameters flat(model, *backend, 1);
-    return whole(flat, flat.values, one);
+  auto run = [](Strategy& s, const RunConfig& o) {
+    const Numbers all = fitted(s, 24, 0.05, o);
+    EXPECT_NEAR(all[1], all[2], 1e-9) << "what the run says of its last weights";
+    return Numbers(all.begin() + 3, all.end());
   };
   RunConfig o = quiet(4);
   o.checkpoint = folder.file("run");
   for (auto [here, hosts, how] :
        {std::tuple{2, 2, "asgd-m"}, {3, 2, "ddc-asgd"}, {2, 3, "ssp:1+dc-asgd-a"}, {2, 2, "all-reduce"}}) {
     std::vector<Numbers> got(std::size_t(here * hosts));
-    all_well(on_hosts(here, hosts, 1, [&](Strategy& s, int r) { got[std::size_t(r)] = run(s, o); }, {.how = how}));
+    all_well(on_hosts(here, hosts, 1, [&](Strategy& s, int r) { got[r] = run(s, o); }, {.how = how}));
     for (const Numbers& g : got) EXPECT_EQ(g, got[0]) << how << ": all ranks end with the same model";
     EXPECT_EQ(position_in(folder.file("run/last.safetensors")).epoch, o.epochs) << how;
     Net plain;
@@ -489,8 +470,7 @@ TEST(Hybrid, WhatCannotBeCutIsRefusedByName) {
   says("call strategy->prepare(model, task", [](Strategy& s, Backend& b) {
     Net model;
     FlatParameters flat(model, b, 1);
-    SGD sgd({});
-    sgd.bind(flat);
+    BoundSgd sgd(flat, {});
     s.begin(flat, sgd);
   });
   says("the loss of this step is not the task's", [](Strategy& s, Backend& b) {
@@ -498,8 +478,7 @@ TEST(Hybrid, WhatCannotBeCutIsRefusedByName) {
     Task task = classification();
     s.prepare(model, task, {});
     FlatParameters flat(model, b, 1);
-    SGD sgd({.learning_rate = 0.1});
-    sgd.bind(flat);
+    BoundSgd sgd(flat, {.learning_rate = 0.1});
     s.begin(flat, sgd);
     const Variable loss =
         cross_entropy(model(Variable(Tensor::zeros(b, {2, 64}))), Tensor::of(b, {2}, {0, 1}, DType::i32));
@@ -527,7 +506,7 @@ TEST(Hybrid, WhatCannotBeCutIsRefusedByName) {
     sum(m(Variable(x))).backward();
   });
   for (const char* name : {"hybrid:", "hybrid:sample=", "hybrid:sample=0", "hybrid:sample=2", "hybrid:share=1"})
-    EXPECT_TRUE(refused([&] { SlicedClassifier::parse(name); }, {name, "sample"})) << name;
+    EXPECT_REFUSED(SlicedClassifier::parse(name), name, "sample") << name;
   EXPECT_EQ(SlicedClassifier::parse("hybrid:sample=0.1"), 0.1);
 }
 
@@ -570,16 +549,14 @@ TEST(Hybrid, WhatRanksMustHaveInCommonIsChecked) {
       Task task = classification();
       s.prepare(model, task, {});
       FlatParameters flat(model, *backend, std::uint64_t(r));
-      SGD sgd({.learning_rate = 0.1});
-      sgd.bind(flat);
+      BoundSgd sgd(flat, {.learning_rate = 0.1});
       s.begin(flat, sgd);
       then(s, flat, r);
       s.end();
     });
   };
   std::vector<Numbers> weights(4);
-  all_well(said(
-      2, [&](Strategy& s, FlatParameters& flat, int r) { weights[std::size_t(r)] = whole(flat, flat.values, s); }));
+  all_well(said(2, [&](Strategy& s, FlatParameters& flat, int r) { weights[r] = whole(flat, flat.values, s); }));
   for (const Numbers& w : weights) EXPECT_EQ(w, weights[0]);
   for (int machines : {1, 2}) {
     const auto texts = said(machines, [&](Strategy&, FlatParameters& flat, int r) {
@@ -604,8 +581,7 @@ TEST(Hybrid, FilesAreThoseOfThePlainModel) {
   auto backend = reference_backend(1);
   OfPictures model;
   FlatParameters flat(model, *backend, 3);
-  SGD sgd({.learning_rate = 0.1, .momentum = 0.9});
-  sgd.bind(flat);
+  BoundSgd sgd(flat, {.learning_rate = 0.1, .momentum = 0.9});
   Ema ema(flat, 0.9);
   Tensor velocity = sgd.vectors()[0].second;
   for (const ParameterRange& s : flat.parameter_ranges()) {
@@ -623,8 +599,7 @@ TEST(Hybrid, FilesAreThoseOfThePlainModel) {
       Task task = classification();
       s.prepare(cut, task, {});
       FlatParameters part(cut, *mine, 4);
-      SGD steps({.learning_rate = 0.1, .momentum = 0.9});
-      steps.bind(part);
+      BoundSgd steps(part, {.learning_rate = 0.1, .momentum = 0.9});
       Ema average(part, 0.9);
       require(load_checkpoint(plain, {part, steps, &average}).step == 4, "step");
       save_checkpoint(own, {part, steps, &average, &s}, {.step = 4}, {{"--lr", "0.1"}});
@@ -639,9 +614,8 @@ TEST(Hybrid, FilesAreThoseOfThePlainModel) {
       require(part.values.values() == average.values.values(), "the average");
       Net other;  // a layer of another size is another model
       FlatParameters others(other, *mine, 4);
-      SGD its({.learning_rate = 0.1, .momentum = 0.9});
-      its.bind(others);
-      EXPECT_TRUE(refused([&] { load_checkpoint(plain, {others, its}); }, {"another model"}));
+      BoundSgd its(others, {.learning_rate = 0.1, .momentum = 0.9});
+      EXPECT_REFUSED(load_checkpoint(plain, {others, its}), "another model");
     }));
 }
 

@@ -1,28 +1,15 @@
 // The parameter server as a strategy of fit() and of loops of one's own, on ranks that are threads: with one worker it
 // is one machine, with bsp it is all-reduce, and otherwise every batch is trained once, whoever is how fast.
-#include <gtest/gtest.h>
-
-#include <atomic>
-#include <chrono>
-#include <cmath>
-#include <filesystem>
 #include <mutex>
-#include <set>
-#include <thread>
 
-#include "datasets/loader.h"
-#include "datasets/synthetic.h"
 #include "dist/collectives/in_process.h"
 #include "dist/strategies/all_reduce.h"
 #include "dist/strategies/local_steps.h"
 #include "dist/strategies/parameter_server.h"
 #include "dist/strategies/registry.h"
-#include "layers/layers.h"
-#include "layers/optim/accumulation.h"
-#include "layers/train/fit.h"
 #include "tests/ranks.h"
-#include "tests/support.h"
 #include "tests/support_channels.h"
+#include "tests/training.h"
 
 namespace tandem::test {
 namespace {
@@ -33,12 +20,6 @@ struct Small : Module {  // with running statistics
   Linear& fc = child<Linear>("fc", 16, 10);
   Variable forward(const Variable& x) override { return fc(global_average_pool(bn(conv(x)))); }
 };
-struct Plain : Module {
-  Linear& fc1 = child<Linear>("fc1", 64, 32, true, true);
-  Linear& fc2 = child<Linear>("fc2", 32, 10);
-  Variable forward(const Variable& x) override { return fc2(fc1(flatten(x))); }
-};
-
 struct Ended {
   std::vector<double> weights, buffers;
   FitReport report;
@@ -62,23 +43,6 @@ struct Recipe {
   double slow = 0;  // seconds that the first batch of an evaluation takes
 };
 
-// A source whose first batch comes late.
-struct Slow : BatchSource {
-  Slow(BatchSource& source, double seconds) : source(source), seconds(seconds) {}
-  void share(int rank, int world) override { source.share(rank, world); }
-  std::int64_t batches_per_epoch() const override { return source.batches_per_epoch(); }
-  std::int64_t pictures_per_epoch() const override { return source.pictures_per_epoch(); }
-  void start(std::int64_t epoch, std::int64_t first) override {
-    std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
-    source.start(epoch, first);
-  }
-  bool next(Batch& batch) override { return source.next(batch); }
-  Batch make(std::int64_t epoch, std::int64_t index) override { return source.make(epoch, index); }
-  std::map<std::string, std::string> description() const override { return source.description(); }
-  BatchSource& source;
-  double seconds;
-};
-
 thread_local bool trains = false;  // this thread runs fit()
 
 template <class Model>
@@ -88,8 +52,10 @@ Ended train(Strategy* strategy, const Recipe& run) {
   Dataset data = synthetic({.side = 8, .channels = 1, .train = 208, .test = run.test, .seed = 3});
   Loader source(data.train, {.batch = run.batch, .seed = 5, .prefetch = run.prefetch, .transform = run.transform},
                 *backend);
-  Loader test(data.test, {.batch = 16, .shuffle = false, .prefetch = 0}, *backend);
-  Slow slow(test, run.slow);
+  const auto first_is_late = [&](Batch& b) {
+    if (b.index == 0) std::this_thread::sleep_for(std::chrono::duration<double>(run.slow));
+  };
+  Loader test(data.test, {.batch = 16, .shuffle = false, .prefetch = 0, .transform = first_is_late}, *backend);
   Model model;
   SGD sgd(run.sgd);
   sgd.clip_norm = run.clip;
@@ -100,11 +66,9 @@ Ended train(Strategy* strategy, const Recipe& run) {
     if (model.training()) std::this_thread::sleep_for(std::chrono::milliseconds(run.milliseconds));
     return cross_entropy_loss()(logits, labels, correct);
   };
-  e.report = fit(model, loss, sgd, *backend, {source, nullptr, &slow}, run.fit, strategy ? strategy : &one);
-  for (auto& [name, p] : model.parameters())
-    for (double v : p->variable.value().values()) e.weights.push_back(v);
-  for (auto& [name, s] : model.buffers())
-    for (double v : s->tensor.values()) e.buffers.push_back(v);
+  e.report = fit(model, loss, sgd, *backend, {source, nullptr, &test}, run.fit, strategy ? strategy : &one);
+  e.weights = parameter_values(model);
+  e.buffers = buffer_values(model);
   if (strategy) e.measures = strategy->end();
   return e;
 }
@@ -116,12 +80,12 @@ std::vector<Ended> on_ranks(int n, ParameterServerOptions options, const Recipe&
   auto channels = in_process_channels(n, faults);
   std::vector<Ended> runs(static_cast<std::size_t>(n));
   all_well(ranks_say(n, [&](int r) {
-    auto strategy = parameter_server(std::move(channels[std::size_t(r)]), options);
-    runs[std::size_t(r)] = train<Model>(strategy.get(), run);
+    auto strategy = parameter_server(std::move(channels[r]), options);
+    runs[r] = train<Model>(strategy.get(), run);
   }));
   for (int r = 0; r < n - options.servers; r++) {
-    EXPECT_EQ(runs[std::size_t(r)].weights, runs[0].weights) << "rank " << r;
-    EXPECT_EQ(runs[std::size_t(r)].buffers, runs[0].buffers) << "rank " << r;
+    EXPECT_EQ(runs[r].weights, runs[0].weights) << "rank " << r;
+    EXPECT_EQ(runs[r].buffers, runs[0].buffers) << "rank " << r;
   }
   return runs;
 }
@@ -279,8 +243,8 @@ TEST(ParameterServer, BspHasTheStepsAndRatesOfAllReduceAndOfOneMachine) {
       auto ranks = in_process(n, {.deadline = 30});
       std::vector<Ended> rings(static_cast<std::size_t>(n));
       all_well(ranks_say(n, [&](int r) {
-        auto strategy = all_reduce(std::move(ranks[std::size_t(r)]), {});
-        rings[std::size_t(r)] = train<Plain>(strategy.get(), run);
+        auto strategy = all_reduce(std::move(ranks[r]), {});
+        rings[r] = train<Plain>(strategy.get(), run);
       }));
       const auto runs = on_ranks<Plain>(n, by("bsp"), run);
       EXPECT_EQ(runs[0].report.steps, rings[0].report.steps);
@@ -325,12 +289,12 @@ TEST(ParameterServer, BspIsAllReduceInDouble) {
       auto ranks = in_process(n, {.deadline = 30});
       auto channels = in_process_channels(n, {.shared_memory = shared});
       all_well(ranks_say(n, [&](int r) {
-        auto ring = all_reduce(std::move(ranks[std::size_t(r)]), {});
-        rings[std::size_t(r)] = own_loop(*ring, 12 * n, 20);
-        auto server = parameter_server(std::move(channels[std::size_t(r)]), by("bsp"));
-        served[std::size_t(r)] = own_loop(*server, 12 * n, 20);
+        auto ring = all_reduce(std::move(ranks[r]), {});
+        rings[r] = own_loop(*ring, 12 * n, 20);
+        auto server = parameter_server(std::move(channels[r]), by("bsp"));
+        served[r] = own_loop(*server, 12 * n, 20);
       }));
-      for (int r = 0; r < n; r++) EXPECT_EQ(served[std::size_t(r)], served[0]) << "rank " << r;
+      for (int r = 0; r < n; r++) EXPECT_EQ(served[r], served[0]) << "rank " << r;
       EXPECT_LT(difference(served[0], rings[0]).error, 1e-12) << n << " ranks";
     }
 }
@@ -447,20 +411,18 @@ TEST(ParameterServer, TheMomentumOfRoundsIsInTheCheckpoint) {
 
 TEST(ParameterServer, WhatDoesNotGoTogetherIsRefused) {
   auto channels = in_process_channels(2);
-  EXPECT_TRUE(
-      refused([&] { parameter_server(std::move(channels[0]), by("ddc-asgd", 2)); }, {"--servers 2", "must train"}));
+  EXPECT_REFUSED(parameter_server(std::move(channels[0]), by("ddc-asgd", 2)), "--servers 2", "must train");
   auto strategy = parameter_server(std::move(in_process_channels(1)[0]), by("ddc-asgd"));
   AdamW adam({});
   auto backend = reference_backend(1);
   Plain model;
   FlatParameters flat(model, *backend, 1);
-  EXPECT_TRUE(
-      refused([&] { strategy->begin(flat, adam); }, {"--optimizer adamw", "ddc-asgd", "Choose --optimizer sgd"}));
-  EXPECT_TRUE(refused([] { StragglerEmulation::parse("x", "", 2); }, {"--pace x"}));
-  EXPECT_TRUE(refused([] { StragglerEmulation::parse("60", "2:4", 2); }, {"--slow 2:4", "no 2 among 0 to 1"}));
-  EXPECT_TRUE(refused([] { StragglerEmulation::parse("60", "0.5:4", 2); }, {"--slow 0.5:4"}));
-  EXPECT_TRUE(refused([] { StragglerEmulation::parse("60:1e-310", "", 2); }, {"shape", "0.01"}));
-  EXPECT_TRUE(refused([] { StragglerEmulation::parse("", "1:4", 2); }, {"--pace MILLISECONDS"}));
+  EXPECT_REFUSED(strategy->begin(flat, adam), "--optimizer adamw", "ddc-asgd", "Choose --optimizer sgd");
+  EXPECT_REFUSED(StragglerEmulation::parse("x", "", 2), "--pace x");
+  EXPECT_REFUSED(StragglerEmulation::parse("60", "2:4", 2), "--slow 2:4", "no 2 among 0 to 1");
+  EXPECT_REFUSED(StragglerEmulation::parse("60", "0.5:4", 2), "--slow 0.5:4");
+  EXPECT_REFUSED(StragglerEmulation::parse("60:1e-310", "", 2), "shape", "0.01");
+  EXPECT_REFUSED(StragglerEmulation::parse("", "1:4", 2), "--pace MILLISECONDS");
 }
 
 }  // namespace

@@ -1,12 +1,7 @@
 // Parameters that are cut over ranks, in the flat vector: initial values, one range for each owner, what is refused.
 // How a layer that is cut trains, evaluates and is saved: test_dist_hybrid.cpp.
-#include <gtest/gtest.h>
-
-#include <set>
-
 #include "dist/strategies/all_reduce.h"
 #include "dist/strategies/local_steps.h"
-#include "layers/train/checkpoint.h"
 #include "layers/train/slices.h"
 #include "tests/replicas.h"
 
@@ -97,8 +92,8 @@ TEST(Ranges, EachOwnerHasOneRange) {
       EXPECT_LE(s.local_begin + s.length, flat.all(s.owner()).end) << s.name;
       here.push_back(s.local_begin);
       for (std::int64_t k = s.local_begin; k < s.local_begin + s.length; k++) {
-        EXPECT_FALSE(used[std::size_t(k)]) << s.name << " overlaps";
-        used[std::size_t(k)] = true;
+        EXPECT_FALSE(used[k]) << s.name << " overlaps";
+        used[k] = true;
       }
     }
     const Numbers values = flat.values.values();
@@ -119,25 +114,20 @@ TEST(Ranges, EachOwnerHasOneRange) {
 TEST(Ranges, WhatCannotBeCutIsRefused) {
   auto backend = reference_backend(1);
   AllKinds many({7, 8}), wrong({3, 3});
-  EXPECT_TRUE(refused([&] { FlatParameters(many, *backend, 1); }, {"slice 7 of 8", "as it has rows"}));
-  EXPECT_TRUE(refused([&] { FlatParameters(wrong, *backend, 1); }, {"slice 3 of 3"}));
+  EXPECT_REFUSED(FlatParameters(many, *backend, 1), "slice 7 of 8", "as it has rows");
+  EXPECT_REFUSED(FlatParameters(wrong, *backend, 1), "slice 3 of 3");
   AllKinds mixed({0, 2});
   mixed.Module::parameter("orthogonal").slice = {1, 2};
-  EXPECT_TRUE(refused([&] { FlatParameters(mixed, *backend, 1); }, {"orthogonal", "slice 1 of 2", "slice 0 of 2"}));
+  EXPECT_REFUSED(FlatParameters(mixed, *backend, 1), "orthogonal", "slice 1 of 2", "slice 0 of 2");
   // One rank that has a slice only.
   AllKinds half({0, 2});
   FlatParameters flat(half, *backend, 1);
-  SGD sgd({.learning_rate = 0.1});
-  sgd.bind(flat);
-  EXPECT_TRUE(refused([&] { sgd.update(nullptr); }, {"cut over ranks", "all-reduce"}));
+  BoundSgd sgd(flat, {.learning_rate = 0.1});
+  EXPECT_REFUSED(sgd.update(nullptr), "cut over ranks", "all-reduce");
   TemporaryFolder folder;
   Strategy one;
-  EXPECT_TRUE(refused([&] { save_checkpoint(folder.file("f"), {flat, sgd}, {}); }, {"cut over ranks", "strategy"}));
-  EXPECT_TRUE(refused(
-      [&] {
-        save_checkpoint(folder.file("f"), {flat, sgd, nullptr, &one}, {});
-      },
-      {"slice 1 of 2", "no rank"}));
+  EXPECT_REFUSED(save_checkpoint(folder.file("f"), {flat, sgd}, {}), "cut over ranks", "strategy");
+  EXPECT_REFUSED(save_checkpoint(folder.file("f"), {flat, sgd, nullptr, &one}, {}), "slice 1 of 2", "no rank");
 }
 
 // Two ranks with the same slice, of two; one that is cut beside one that is not; steps of their own.
@@ -147,8 +137,7 @@ TEST(Ranges, RanksWhoseSlicesDoNotFitAreRefused) {
            auto backend = reference_backend(1);
            AllKinds model(slice(s.rank()));
            FlatParameters flat(model, *backend, std::uint64_t(s.rank()));
-           SGD sgd({.learning_rate = 0.1});
-           sgd.bind(flat);
+           BoundSgd sgd(flat, {.learning_rate = 0.1});
            s.begin(flat, sgd);
            s.end();
          }))

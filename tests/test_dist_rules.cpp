@@ -1,16 +1,7 @@
 // Update rules: hand-computed sequences with known delays, what they become when a constant is zero or nothing is late,
 // and that they do not see how the vector is cut.
-#include <gtest/gtest.h>
-
-#include <cmath>
-#include <functional>
-
-#include "datasets/loader.h"
-#include "datasets/synthetic.h"
 #include "dist/server/shard.h"
-#include "layers/layers.h"
-#include "layers/train/fit.h"
-#include "tests/support.h"
+#include "tests/training.h"
 
 namespace tandem::test {
 namespace {
@@ -20,7 +11,7 @@ constexpr std::int64_t n = 256;
 std::vector<double> drawn(std::uint32_t what) {
   std::vector<double> v(n);
   const Philox random(7, Stream::test, 0, what);
-  for (std::int64_t i = 0; i < n; i++) v[std::size_t(i)] = double(uniform(random.word(std::uint32_t(i)))) - 0.5;
+  for (std::int64_t i = 0; i < n; i++) v[i] = double(uniform(random.word(std::uint32_t(i)))) - 0.5;
   return v;
 }
 
@@ -121,17 +112,17 @@ std::vector<double> run_by_hand(const Step& step) {
   std::vector<double> ended;
   const std::vector<double> first = drawn(0);
   for (std::int64_t i = 0; i < n; i++) {
-    Element e(first[std::size_t(i)], 3);
+    Element e(first[i], 3);
     std::uint32_t pushes = 0;
     for (const Event& event : schedule) {
-      Element::Worker& m = e.workers[std::size_t(event.worker)];
+      Element::Worker& m = e.workers[event.worker];
       if (!event.push) {
         m.sent = e.w - e.ahead, m.version = e.version;
         continue;
       }
       const double delay = e.version++ - m.version;
       e.mean_delay = 0.98 * e.mean_delay + 0.02 * delay;
-      step(e, m, drawn(++pushes)[std::size_t(i)], delay);
+      step(e, m, drawn(++pushes)[i], delay);
     }
     ended.push_back(e.w - e.ahead);
   }
@@ -256,14 +247,7 @@ TEST(Rules, OneWorkerIsPlainSGD) {
 }
 
 TEST(Rules, NamesAndConstantsAreChecked) {
-  auto said = [](const std::string& text) {
-    try {
-      make_rule(text);
-    } catch (const UsageError& e) {
-      return std::string(e.what());
-    }
-    return std::string();
-  };
+  auto said = [](const std::string& text) { return error_of<UsageError>([&] { make_rule(text); }); };
   EXPECT_TRUE(holds(said("adgs"), {"ddc-asgd, asgd, asgd-m"}));
   EXPECT_TRUE(holds(said("ddc-asgd:lamda=1"), {"ahead=, clamp=, decay=, lambda=, own=, trust=, clip="}));
   EXPECT_TRUE(holds(said("dc-asgd-a:0.5"), {"'0.5' is no option"}));

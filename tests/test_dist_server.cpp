@@ -1,12 +1,9 @@
 // The parameter server on ranks that are threads: what it computes is what one machine computes, whatever the number of
 // servers; who waits for whom; what is refused.
-#include <gtest/gtest.h>
-
 #include <unistd.h>
 
-#include <atomic>
-#include <cmath>
 #include <limits>
+#include <numeric>
 
 #include "core/random.h"
 #include "dist/collectives/in_process.h"
@@ -27,8 +24,13 @@ constexpr std::int64_t n = 5 * 1024 + 128;  // shards of different lengths
 std::vector<double> drawn(std::uint32_t what) {
   std::vector<double> v(n);
   const Philox random(11, Stream::test, 0, what);
-  for (std::int64_t i = 0; i < n; i++) v[std::size_t(i)] = double(uniform(random.word(std::uint32_t(i)))) - 0.5;
+  for (std::int64_t i = 0; i < n; i++) v[i] = double(uniform(random.word(std::uint32_t(i)))) - 0.5;
   return v;
+}
+
+template <class T>
+std::int64_t total(const std::vector<T>& counts) {
+  return std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
 }
 
 struct Ended {
@@ -39,6 +41,7 @@ struct Ended {
 };
 
 struct Serving {
+  std::string how = {};  // empty: that of the options
   ServerOptions options = {};
   std::int64_t most = 1;  // batches of a lease
   DType dtype = DType::f32;
@@ -85,7 +88,7 @@ template <class Body>
 std::vector<std::string> on_server(int ranks, const Body& body, const ChannelFaults& faults = {}) {
   auto channels = in_process_channels(ranks, faults);
   return ranks_say(ranks, [&](int r) {
-    Rank rank(std::move(channels[std::size_t(r)]));
+    Rank rank(std::move(channels[r]));
     body(rank, r);
     rank.node.gather("");
   });
@@ -94,6 +97,7 @@ std::vector<std::string> on_server(int ranks, const Body& body, const ChannelFau
 // step(rank, member, lease, gradient, weights) fills in the gradient of every lease, in a thread for each of `ranks`.
 template <class Step>
 std::vector<Ended> serve(int ranks, Serving how, const Step& step) {
+  if (!how.how.empty()) how.options.how = Asynchrony::parse(how.how);
   if (!how.options.learning_rate) how.options.learning_rate = [](std::int64_t) { return double(0.1f); };
   std::vector<Ended> ends(static_cast<std::size_t>(ranks));
   const auto said = on_server(
@@ -106,8 +110,7 @@ std::vector<Ended> serve(int ranks, Serving how, const Step& step) {
         rank.begin(how.options, {0, how.leases, how.most});
         rank.train([&](std::int64_t lease) { step(r, rank.node, lease, rank.gradient, rank.weights); }, {1, 2, 16});
         rank.node.gather("");
-        ends[std::size_t(r)] = {rank.weights.values(), rank.buffers.values(), rank.node.counts(), rank.node.events(),
-                                ""};
+        ends[r] = {rank.weights.values(), rank.buffers.values(), rank.node.counts(), rank.node.events(), ""};
       },
       how.faults);
   for (std::size_t r = 0; r < ends.size(); r++) ends[r].said = said[r];
@@ -148,12 +151,8 @@ TEST(Server, BspIsTheMeanOfAllInOneStep) {
       for (std::size_t i = 0; i < g.size(); i++) v[i] = double(0.9f) * v[i] + g[i], w[i] -= double(0.1f) * v[i];
     }
     for (bool shared : {true, false}) {
-      const auto ends = serve(ranks,
-                              {.options = {.how = Asynchrony::parse("bsp")},
-                               .dtype = DType::f64,
-                               .leases = 20 * ranks,
-                               .faults = {.shared_memory = shared}},
-                              bowls);
+      const auto ends = serve(
+          ranks, {.how = "bsp", .dtype = DType::f64, .leases = 20 * ranks, .faults = {.shared_memory = shared}}, bowls);
       all_well(ends);
       double most = 0;
       for (std::size_t i = 0; i < w.size(); i++) most = std::max(most, std::abs(ends[0].weights[i] - w[i]));
@@ -185,21 +184,21 @@ TEST(Server, AQuorumOfAllIsTheSynchronousOuterStep) {
     std::vector<int> made(3);
     std::vector<std::vector<double>> then(3);  // after so many steps; the last of all may have fewer pushes
     all_well(serve(ranks,
-                   {.options = {.how = Asynchrony::parse(how), .learning_rate = [&](std::int64_t) { return gamma; }},
+                   {.how = how,
+                    .options = {.learning_rate = [&](std::int64_t) { return gamma; }},
                     .dtype = DType::f64,
                     .leases = (steps + 4) * ranks},
                    [&](int r, ServerNode&, std::int64_t, Tensor& gradient, Tensor& weights) {
-                     const int step = made[std::size_t(r)]++;
+                     const int step = made[r]++;
                      std::vector<double> at = weights.values(), g(n);
-                     if (step == steps) then[std::size_t(r)] = at;
+                     if (step == steps) then[r] = at;
                      const std::vector<double> centre = drawn(std::uint32_t(100 + r));
                      for (std::size_t i = 0; i < g.size(); i++) g[i] = delta(r, step, at, i, centre);
                      gradient.copy_from(Tensor::of(gradient.backend(), {n}, g, gradient.dtype()));
                    }));
     for (int r = 0; r < ranks; r++) {
-      double most = then[std::size_t(r)].empty() ? 1 : 0;
-      for (std::size_t i = 0; i < then[std::size_t(r)].size(); i++)
-        most = std::max(most, std::abs(then[std::size_t(r)][i] - w[i]));
+      double most = then[r].empty() ? 1 : 0;
+      for (std::size_t i = 0; i < then[r].size(); i++) most = std::max(most, std::abs(then[r][i] - w[i]));
       EXPECT_LT(most, 1e-12) << ranks << " ranks, rank " << r;
     }
   }
@@ -211,10 +210,7 @@ TEST(Server, AQuorumGoesOnWithoutAStoppedWorker) {
     std::atomic<int> others = 0;
     int meanwhile = 0;
     bool stopped = false;
-    const auto ends = serve(3,
-                            {.options = {.how = Asynchrony::parse("quorum:2,grace=0.01+asgd")},
-                             .leases = 150,
-                             .faults = {.shared_memory = shared}},
+    const auto ends = serve(3, {.how = "quorum:2,grace=0.01+asgd", .leases = 150, .faults = {.shared_memory = shared}},
                             [&](int rank, ServerNode&, std::int64_t, Tensor& gradient, Tensor&) {
                               gradient.fill(0);
                               if (rank != 2) return void(others++);
@@ -226,9 +222,7 @@ TEST(Server, AQuorumGoesOnWithoutAStoppedWorker) {
                             });
     all_well(ends);
     EXPECT_GE(meanwhile, 60);
-    std::int64_t pushes = 0;
-    for (std::int64_t d : ends[0].counts.shard.delays) pushes += d;
-    EXPECT_EQ(pushes, 150);
+    EXPECT_EQ(total(ends[0].counts.shard.delays), 150);
     EXPECT_GE(ends[0].counts.shard.delays.size(), 25u) << "its τ";
   }
 }
@@ -236,7 +230,7 @@ TEST(Server, AQuorumGoesOnWithoutAStoppedWorker) {
 // Both wait for each other in every step, and one is four times as slow: it stays at a quarter of the batches.
 TEST(Server, WaitingForAQuorumIsNoSlowness) {
   std::vector<std::int64_t> counts;
-  all_well(serve(2, {.options = {.how = Asynchrony::parse("quorum:2,grace=30+asgd")}, .most = 16, .leases = 1000},
+  all_well(serve(2, {.how = "quorum:2,grace=30+asgd", .most = 16, .leases = 1000},
                  [&](int rank, ServerNode& node, std::int64_t, Tensor& gradient, Tensor&) {
                    gradient.fill(0);
                    std::this_thread::sleep_for(std::chrono::milliseconds(node.lease_count() * (rank == 1 ? 4 : 1)));
@@ -248,7 +242,7 @@ TEST(Server, WaitingForAQuorumIsNoSlowness) {
 }
 
 TEST(Server, UnderAQuorumStatisticsAreAveragedInAsTheyCome) {
-  const auto ends = serve(3, {.options = {.how = Asynchrony::parse("quorum:2,grace=5+asgd"), .servers = 1}}, bowls);
+  const auto ends = serve(3, {.how = "quorum:2,grace=5+asgd", .options = {.servers = 1}}, bowls);
   all_well(ends);
   EXPECT_EQ(ends[0].counts.shard.version, 40u) << "rank 0 serves them alone";
   EXPECT_LT(ends[2].counts.shard.version, 30u);
@@ -259,7 +253,7 @@ TEST(Server, UnderAQuorumStatisticsAreAveragedInAsTheyCome) {
 TEST(Server, ShardsWithOtherQuorumsDoNotWaitForEachOther) {
   for (std::uint64_t seed : {1, 2, 3})
     all_well(serve(4,
-                   {.options = {.how = Asynchrony::parse("quorum:3,grace=0+asgd")},
+                   {.how = "quorum:3,grace=0+asgd",
                     .leases = 200,
                     .faults = {.delays = seed, .duplicates = true, .shared_memory = seed > 1}},
                    bowls));
@@ -316,15 +310,14 @@ TEST(Server, TheNextTicketComesWhileOneIsInHand) {
   for (const std::string how : {"asgd", "ssp:0+asgd"}) {
     std::atomic<int> first_three{
         0};  // leases below 3 whose holders have seen the next one; who has a later lease waits for them
-    const auto ends =
-        serve(2, {.options = {.how = Asynchrony::parse(how)}, .leases = 7},
-              [&](int, ServerNode& server_node, std::int64_t lease, Tensor& gradient, Tensor&) {
-                const auto waits = [&] { return lease < 3 ? !server_node.next_lease() : first_three < 3; };
-                for (int ms = 0; ms < 20000 && waits(); ms++) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-                EXPECT_TRUE(lease >= 3 || server_node.next_lease().value_or(0) > lease);
-                if (lease < 3) first_three++;
-                gradient.fill(1);
-              });
+    const auto ends = serve(
+        2, {.how = how, .leases = 7}, [&](int, ServerNode& server_node, std::int64_t lease, Tensor& gradient, Tensor&) {
+          const auto waits = [&] { return lease < 3 ? !server_node.next_lease() : first_three < 3; };
+          for (int ms = 0; ms < 20000 && waits(); ms++) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+          EXPECT_TRUE(lease >= 3 || server_node.next_lease().value_or(0) > lease);
+          if (lease < 3) first_three++;
+          gradient.fill(1);
+        });
     all_well(ends);
     EXPECT_EQ(ends[0].counts.exchanges + ends[1].counts.exchanges, 7 + 4) << how;
   }
@@ -334,7 +327,7 @@ TEST(Server, OneWorkerIsOneMachineWhoeverServes) {
   const auto alone = serve(1, {}, bowls);
   all_well(alone);
   EXPECT_EQ(alone[0].counts.shard.delays, std::vector<std::int64_t>{40});
-  EXPECT_EQ(alone[0].weights, serve(1, {.options = {.how = Asynchrony::parse("asp+asgd-m")}}, bowls)[0].weights);
+  EXPECT_EQ(alone[0].weights, serve(1, {.how = "asp+asgd-m"}, bowls)[0].weights);
   for (int servers : {1, 3})
     for (bool shared : {true, false}) {
       const auto ends =
@@ -350,19 +343,16 @@ TEST(Server, EveryRuleAppliesEveryLeaseOnce) {
   for (const std::string& rule : rule_names())
     for (bool shared : {true, false}) {
       const auto ends = serve(4,
-                              {.options = {.how = Asynchrony::parse(rule),
-                                           .learning_rate = [](std::int64_t) { return 1e-3; }},  // none diverges
+                              {.how = rule,
+                               .options = {.learning_rate = [](std::int64_t) { return 1e-3; }},  // none diverges
                                .leases = 60,
                                .faults = {.shared_memory = shared}},
                               bowls);
       all_well(ends);
       for (const Ended& e : ends) {
         EXPECT_EQ(e.counts.shard.version, 60u) << rule;
-        std::int64_t pushes = 0, applied = 0;
-        for (std::int64_t d : e.counts.shard.delays) pushes += d;
-        for (std::int64_t a : e.counts.shard.applied) applied += a;
-        EXPECT_EQ(pushes, 60);
-        EXPECT_EQ(applied, 60);
+        EXPECT_EQ(total(e.counts.shard.delays), 60);
+        EXPECT_EQ(total(e.counts.shard.applied), 60);
       }
     }
 }
@@ -373,17 +363,15 @@ TEST(Server, WhatIsDroppedIsTrainedAgain) {
     for (int servers : {1, 0}) {
       SCOPED_TRACE(std::string(how) + (servers ? ", one server" : ""));
       const auto ends = serve(4 + servers,
-                              {.options = {.how = Asynchrony::parse(how),
-                                           .servers = servers,
-                                           .learning_rate = [](std::int64_t) { return 1e-3; }},
+                              {.how = how,
+                               .options = {.servers = servers, .learning_rate = [](std::int64_t) { return 1e-3; }},
                                .leases = 60},
                               bowls);
       all_well(ends);
-      std::int64_t told = 0, dropped = 0, applied = 0;
+      std::int64_t told = 0;
       for (const Ended& e : ends) told += e.counts.dropped;
       const ShardCounts& c = (servers ? ends.back() : ends[0]).counts.shard;  // the first shard, which decides
-      for (std::int64_t d : c.dropped) dropped += d;
-      for (std::int64_t a : c.applied) applied += a;
+      const std::int64_t dropped = total(c.dropped), applied = total(c.applied);
       EXPECT_LE(c.delays.size(), std::size_t(Asynchrony::parse(how).bound));
       EXPECT_EQ(told, dropped);
       EXPECT_EQ(applied, 60);
@@ -395,14 +383,11 @@ TEST(Server, WhatIsDroppedIsTrainedAgain) {
 TEST(Server, APulledShardIsOfOneVersion) {
   const auto cuts = shard_cuts(n, 4);
   for (bool shared : {true, false})
-    all_well(serve(4,
-                   {.options = {.how = Asynchrony::parse("asgd")},
-                    .leases = 160,
-                    .faults = {.delays = 5, .shared_memory = shared}},
+    all_well(serve(4, {.how = "asgd", .leases = 160, .faults = {.delays = 5, .shared_memory = shared}},
                    [&](int rank, ServerNode&, std::int64_t, Tensor& gradient, Tensor& weights) {
                      const std::vector<double> before = drawn(0), now = weights.values();
                      for (int shard = 0; shard < 4; shard++) {
-                       const auto begin = std::size_t(cuts[std::size_t(shard)]);
+                       const auto begin = std::size_t(cuts[shard]);
                        for (auto i = begin; i < std::size_t(cuts[std::size_t(shard) + 1]); i++)
                          ASSERT_NEAR(now[i] - before[i], now[begin] - before[begin], 1e-5)
                              << "shard " << shard << ", element " << i;
@@ -416,13 +401,13 @@ TEST(Server, SspHoldsBackWhoIsAhead) {
     std::vector<int> pushed(3);
     int most = 0;
     std::mutex mutex;
-    all_well(serve(3, {.options = {.how = Asynchrony::parse("ssp:" + std::to_string(bound))}, .leases = 36},
+    all_well(serve(3, {.how = "ssp:" + std::to_string(bound), .leases = 36},
                    [&](int rank, ServerNode&, std::int64_t, Tensor& gradient, Tensor&) {
                      if (rank == 0) std::this_thread::sleep_for(std::chrono::milliseconds(4));
                      gradient.fill(0);
                      std::lock_guard lock(mutex);
-                     most = std::max(most, pushed[std::size_t(rank)] - *std::min_element(pushed.begin(), pushed.end()));
-                     pushed[std::size_t(rank)]++;
+                     most = std::max(most, pushed[rank] - *std::min_element(pushed.begin(), pushed.end()));
+                     pushed[rank]++;
                    }));
     // `pushed` precedes the push.
     EXPECT_LE(most, bound + 1);
@@ -433,13 +418,12 @@ TEST(Server, SspHoldsBackWhoIsAhead) {
 TEST(Server, WhatIsNotFiniteIsRefusedAndCounted) {
   for (bool shared : {true, false}) {
     std::atomic<int> by_rank_1 = 0;
-    const auto ends =
-        serve(2, {.options = {.how = Asynchrony::parse("asgd")}, .leases = 30, .faults = {.shared_memory = shared}},
-              [&](int rank, ServerNode&, std::int64_t t, Tensor& gradient, Tensor& weights) {
-                std::this_thread::sleep_for(std::chrono::milliseconds(1));
-                bowl(gradient, weights, t);
-                if (rank == 1 && ++by_rank_1 == 3) gradient.write<float>()[n - 1] = std::nanf("");
-              });
+    const auto ends = serve(2, {.how = "asgd", .leases = 30, .faults = {.shared_memory = shared}},
+                            [&](int rank, ServerNode&, std::int64_t t, Tensor& gradient, Tensor& weights) {
+                              std::this_thread::sleep_for(std::chrono::milliseconds(1));
+                              bowl(gradient, weights, t);
+                              if (rank == 1 && ++by_rank_1 == 3) gradient.write<float>()[n - 1] = std::nanf("");
+                            });
     all_well(ends);
     ASSERT_GE(by_rank_1, 3);
     EXPECT_EQ(ends[1].counts.shard.refused, (std::vector<std::int64_t>{0, 1}));
@@ -692,12 +676,12 @@ TEST(Server, AStepThatIsRefusedForOneIsNobodys) {
 }
 
 TEST(Server, WhatIsRefusedLastCountsOnce) {
-  const auto ends = serve(2, {.options = {.how = Asynchrony::parse("asgd")}, .leases = 30},
-                          [](int, ServerNode&, std::int64_t t, Tensor& gradient, Tensor& weights) {
-                            std::this_thread::sleep_for(std::chrono::milliseconds(1));
-                            bowl(gradient, weights, t);
-                            if (t >= 20) gradient.write<float>()[n - 1] = std::nanf("");
-                          });
+  const auto ends =
+      serve(2, {.how = "asgd", .leases = 30}, [](int, ServerNode&, std::int64_t t, Tensor& gradient, Tensor& weights) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        bowl(gradient, weights, t);
+        if (t >= 20) gradient.write<float>()[n - 1] = std::nanf("");
+      });
   all_well(ends);
   EXPECT_EQ(ends[0].counts.refused + ends[1].counts.refused, 10);
   EXPECT_EQ(ends[1].counts.shard.version, 20u);
@@ -787,7 +771,7 @@ TEST(Server, AnAdoptedShardKeepsItsMomentum) {
   };
   const auto said = ranks_say(3, [&](int r) {
     const std::shared_ptr<void> when_all_else_has_gone(nullptr, [&](void*) { dead = dead || r == 2; });
-    Rank rank(std::move(channels[std::size_t(r)]));
+    Rank rank(std::move(channels[r]));
     rank.begin({.how = Asynchrony::parse("asgd-m"), .servers = 2, .momentum = 0.5, .snapshots = 0.002}, {0, 6});
     if (r == 2) {
       wait_for(dies);
@@ -815,8 +799,7 @@ TEST(Server, WhoIsBusyElsewhereDoesNotStallItsShard) {
   for (bool shared : {true, false}) {
     std::atomic<int> others = 0;
     int meanwhile = 0;
-    all_well(serve(3,
-                   {.options = {.how = Asynchrony::parse("asgd")}, .leases = 60, .faults = {.shared_memory = shared}},
+    all_well(serve(3, {.how = "asgd", .leases = 60, .faults = {.shared_memory = shared}},
                    [&](int rank, ServerNode&, std::int64_t, Tensor& gradient, Tensor&) {
                      gradient.fill(0);
                      if (rank != 0) {
@@ -838,7 +821,7 @@ TEST(Server, WhoWorksIsWaitedForWithoutADeadline) {
   for (const std::string how : {"bsp", "ssp:1", "asgd"}) {
     auto channels = in_process_channels(3);
     const auto said = ranks_say(3, [&](int r) {
-      Rank rank(std::move(channels[std::size_t(r)]), 64, 0.3);
+      Rank rank(std::move(channels[r]), 64, 0.3);
       rank.begin({.how = Asynchrony::parse(how)}, {0, 12});
       int step = 0;
       rank.train([&](std::int64_t) {
@@ -855,7 +838,7 @@ TEST(Server, WhoWorksIsWaitedForWithoutADeadline) {
 TEST(Server, WhereEverybodyWaitsThatIsAnError) {
   auto channels = in_process_channels(2);
   const auto said = ranks_say(2, [&](int r) {
-    Rank rank(std::move(channels[std::size_t(r)]), 2048, 0.5);
+    Rank rank(std::move(channels[r]), 2048, 0.5);
     if (r == 1) rank.node.gather("");
     rank.begin({.how = Asynchrony::parse("asgd")}, {0, 12});
     rank.pull();
@@ -872,7 +855,7 @@ TEST(Server, WhatSnapshotsNeedIsSaidAndCheckedBefore) {
     auto channels = in_process_channels(2);
     std::string told;
     const auto said = ranks_say(2, [&](int r) {
-      Rank rank(std::move(channels[std::size_t(r)]), 1 << 20, 10, [&](const std::string& text) { told = text; });
+      Rank rank(std::move(channels[r]), 1 << 20, 10, [&](const std::string& text) { told = text; });
       rank.begin({.how = Asynchrony::parse(how), .memory = memory}, {0, 0});
       if (r == 0) rank.pull();
       rank.node.finish(whole(rank.weights), whole(rank.buffers));
@@ -926,9 +909,9 @@ TEST(Server, WhoWasGivenUpWritesNoAnswersAnyMore) {
   const auto serve = [&](int rank, float value) {
     std::vector<std::byte> bytes(layouts[0]->copy_bytes(1));
     for (std::size_t i = 0; i < 4096; i += 4) std::memcpy(bytes.data() + i, &value, 4);
-    owners[std::size_t(rank)]->take_over(1);
-    for (int r = 0; r < 3; r++) owners[std::size_t(rank)]->offered(r, {{1}, r == 0});
-    owners[std::size_t(rank)]->copied(0, {{1}}, bytes);
+    owners[rank]->take_over(1);
+    for (int r = 0; r < 3; r++) owners[rank]->offered(r, {{1}, r == 0});
+    owners[rank]->copied(0, {{1}}, bytes);
   };
   const auto shard_1 = [&] {
     worker.copy_answers(weights, none);

@@ -136,45 +136,43 @@ struct Told : Channel {
 
 TEST(Coordinator, HandsOutWhatThereIs) {
   Told t(3);
-  Coordinator& c = t.coordinator;
-  c.wants(1, 1);
+  t.coordinator.wants(1, 1);
   EXPECT_EQ(t.said(), "");  // rank 0 has not begun
-  c.begin(3, false, {0, 2});
+  t.coordinator.begin(3, false, {0, 2});
   EXPECT_EQ(t.said(), "1<-0");
-  c.wants(0, 1);
+  t.coordinator.wants(0, 1);
   EXPECT_EQ(t.said(), "0<-1");
-  c.wants(2, 7);
+  t.coordinator.wants(2, 7);
   EXPECT_EQ(t.said(), "2<-none");
   EXPECT_EQ(t.request, 7u);
-  c.wants(2, 7);            // once more
-  EXPECT_EQ(t.said(), "");  // it knows
-  EXPECT_TRUE(c.done(1, 1));
-  EXPECT_FALSE(c.done(1, 1));
-  c.lost(1, 2);
+  t.coordinator.wants(2, 7);  // once more
+  EXPECT_EQ(t.said(), "");    // it knows
+  EXPECT_TRUE(t.coordinator.done(1, 1));
+  EXPECT_FALSE(t.coordinator.done(1, 1));
+  t.coordinator.lost(1, 2);
   EXPECT_EQ(t.said(), "2<-0");
   EXPECT_EQ(t.done, 1u);
-  EXPECT_TRUE(c.done(0, 3));
+  EXPECT_TRUE(t.coordinator.done(0, 3));
   EXPECT_EQ(t.said(), "0<-over 2<-over");
-  c.says_bye(0);
+  t.coordinator.says_bye(0);
   EXPECT_EQ(t.said(), "");
-  c.says_bye(2);
+  t.coordinator.says_bye(2);
   EXPECT_EQ(t.said(), "0<-end 2<-end");
 }
 
 // "0<-4+8" are leases 4 to 11. Worker 1 needs four times as long for each.
 TEST(Coordinator, ASlowerWorkerIsGivenFewer) {
   Told t(2);
-  Coordinator& c = t.coordinator;
-  c.begin(2, false, WorkLeases(0, 1000, 8));
+  t.coordinator.begin(2, false, WorkLeases(0, 1000, 8));
   std::uint64_t request = 0;
   double now = 0;
   auto work = [&](int worker, std::int64_t lease, double seconds) {
     now += seconds;
-    c.done(lease, now);
-    c.wants(worker, ++request);
+    t.coordinator.done(lease, now);
+    t.coordinator.wants(worker, ++request);
     return t.said();
   };
-  c.wants(0, ++request), c.wants(1, ++request);
+  t.coordinator.wants(0, ++request), t.coordinator.wants(1, ++request);
   EXPECT_EQ(t.said(), "0<-0+8 1<-8+8");
   EXPECT_EQ(work(0, 0, 8), "0<-16+8");
   EXPECT_EQ(work(0, 16, 8), "0<-24+8") << "the first time that is known";
@@ -184,84 +182,79 @@ TEST(Coordinator, ASlowerWorkerIsGivenFewer) {
   EXPECT_EQ(work(1, 32, 24), "1<-56+2");
   EXPECT_EQ(work(0, 48, 0), "0<-58+8");
   EXPECT_EQ(work(0, 58, 100), "0<-66+8") << "an evaluation is no speed";
-  c.lost(0, now);
+  t.coordinator.lost(0, now);
   t.said();
   EXPECT_EQ(work(1, 56, 8), "1<-66+8") << "it is the fastest now";
 }
 
 TEST(Coordinator, KnowsHowLongARankWasAway) {
   Told t(2);
-  Coordinator& c = t.coordinator;
-  c.begin(2, false, {0, 10});
-  EXPECT_EQ(c.back_after(1, 1), 0) << "it was never away";
-  c.lost(1, 2), c.returned(1);
-  c.lost(1, 5), c.returned(1);  // before it had done anything
-  EXPECT_EQ(c.back_after(1, 9), 7);
-  EXPECT_EQ(c.back_after(1, 10), 0);
+  t.coordinator.begin(2, false, {0, 10});
+  EXPECT_EQ(t.coordinator.back_after(1, 1), 0) << "it was never away";
+  t.coordinator.lost(1, 2), t.coordinator.returned(1);
+  t.coordinator.lost(1, 5), t.coordinator.returned(1);  // before it had done anything
+  EXPECT_EQ(t.coordinator.back_after(1, 9), 7);
+  EXPECT_EQ(t.coordinator.back_after(1, 10), 0);
 }
 
 // Of 8 seconds a worker with half as many batches waited 4 for the other: it is as fast.
 TEST(Coordinator, WaitingForOthersIsNoSlowness) {
   Told t(2);
-  Coordinator& c = t.coordinator;
-  c.begin(2, false, WorkLeases(0, 1000, 8, 20));
-  c.wants(0, 1), c.wants(1, 1);
+  t.coordinator.begin(2, false, WorkLeases(0, 1000, 8, 20));
+  t.coordinator.wants(0, 1), t.coordinator.wants(1, 1);
   EXPECT_EQ(t.said(), "0<-0+8 1<-8+8");
-  c.done(0, 1), c.done(8, 1), c.wants(1, 2), c.wants(0, 2);
+  t.coordinator.done(0, 1), t.coordinator.done(8, 1), t.coordinator.wants(1, 2), t.coordinator.wants(0, 2);
   EXPECT_EQ(t.said(), "1<-16+4 0<-20+8");
-  c.done(20, 9), c.done(16, 9, 4), c.wants(1, 3);
+  t.coordinator.done(20, 9), t.coordinator.done(16, 9, 4), t.coordinator.wants(1, 3);
   EXPECT_EQ(t.said(), "1<-28+8");
 }
 
 TEST(Coordinator, KnowsWhoWaitsForWhat) {
   Told t(3);
-  Coordinator& c = t.coordinator;
-  EXPECT_EQ(c.waiting().works, "0, 1, 2");
-  c.waits_for(2, "a lease", 5), c.waits_for(0, "what all say", 6);
-  EXPECT_EQ(c.waiting().waits, "0 for what all say; 2 for a lease");
-  EXPECT_EQ(c.waiting().works, "1");
-  EXPECT_EQ(c.waiting().since, 6);
-  c.lost(1, 7), c.waits_for(2, "", 8);
-  EXPECT_EQ(c.waiting().waits, "0 for what all say");
-  EXPECT_EQ(c.waiting().works, "2");
-  c.begin(3, false, {0, 2});
-  c.wants(2, 1), c.done(0, 9);
-  EXPECT_EQ(c.waiting().since, 9);
+  EXPECT_EQ(t.coordinator.waiting().works, "0, 1, 2");
+  t.coordinator.waits_for(2, "a lease", 5), t.coordinator.waits_for(0, "what all say", 6);
+  EXPECT_EQ(t.coordinator.waiting().waits, "0 for what all say; 2 for a lease");
+  EXPECT_EQ(t.coordinator.waiting().works, "1");
+  EXPECT_EQ(t.coordinator.waiting().since, 6);
+  t.coordinator.lost(1, 7), t.coordinator.waits_for(2, "", 8);
+  EXPECT_EQ(t.coordinator.waiting().waits, "0 for what all say");
+  EXPECT_EQ(t.coordinator.waiting().works, "2");
+  t.coordinator.begin(3, false, {0, 2});
+  t.coordinator.wants(2, 1), t.coordinator.done(0, 9);
+  EXPECT_EQ(t.coordinator.waiting().since, 9);
 }
 
 TEST(Coordinator, WhoMakesAStepTogetherDrawsTogether) {
   Told t(4);  // the last one only serves
-  Coordinator& c = t.coordinator;
-  c.begin(3, true, {0, 9});
-  c.wants(2, 1), c.wants(0, 1);
+  t.coordinator.begin(3, true, {0, 9});
+  t.coordinator.wants(2, 1), t.coordinator.wants(0, 1);
   EXPECT_EQ(t.said(), "");
-  c.wants(1, 1);
+  t.coordinator.wants(1, 1);
   EXPECT_EQ(t.said(), "0<-0 1<-1 2<-2");  // in the order of ranks, not of asking
-  c.wants(1, 2), c.wants(2, 2);
+  t.coordinator.wants(1, 2), t.coordinator.wants(2, 2);
   EXPECT_EQ(t.said(), "");
-  c.lost(0, 1);  // nobody waits for it; what it had comes first
+  t.coordinator.lost(0, 1);  // nobody waits for it; what it had comes first
   EXPECT_EQ(t.said(), "1<-0 2<-3");
-  c.returned(0);
-  c.wants(1, 3), c.wants(2, 3);
+  t.coordinator.returned(0);
+  t.coordinator.wants(1, 3), t.coordinator.wants(2, 3);
   EXPECT_EQ(t.said(), "");  // it will want one
-  c.leaves(2);
+  t.coordinator.leaves(2);
   EXPECT_EQ(t.said(), "");
-  c.wants(0, (1ull << 40) | 1);
+  t.coordinator.wants(0, (1ull << 40) | 1);
   EXPECT_EQ(t.said(), "0<-2 1<-3");  // the leaver's
 }
 
 TEST(Coordinator, StopsWhenWhatIsDrawnIsDone) {
   Told t(2);
-  Coordinator& c = t.coordinator;
-  c.begin(2, false, {0, 9});
-  c.wants(0, 1), c.wants(1, 1);
+  t.coordinator.begin(2, false, {0, 9});
+  t.coordinator.wants(0, 1), t.coordinator.wants(1, 1);
   EXPECT_EQ(t.said(), "0<-0 1<-1");
-  c.stop();
-  c.wants(0, 2);
+  t.coordinator.stop();
+  t.coordinator.wants(0, 2);
   EXPECT_EQ(t.said(), "0<-none");
-  c.done(0, 1);
+  t.coordinator.done(0, 1);
   EXPECT_EQ(t.said(), "");
-  c.done(1, 1);
+  t.coordinator.done(1, 1);
   EXPECT_EQ(t.said(), "0<-stopped 1<-stopped");
 }
 
@@ -275,61 +268,57 @@ TEST(Coordinator, AStopFromBeforeTheBeginningIsOne) {
 
 TEST(Coordinator, IsOverWhenAllHaveLeft) {
   Told t(3);
-  Coordinator& c = t.coordinator;
-  c.begin(2, false, {0, 9});
-  c.wants(0, 1), c.wants(1, 1);
+  t.coordinator.begin(2, false, {0, 9});
+  t.coordinator.wants(0, 1), t.coordinator.wants(1, 1);
   t.said();
-  c.leaves(0);
+  t.coordinator.leaves(0);
   EXPECT_EQ(t.said(), "");
-  c.lost(1, 1);
+  t.coordinator.lost(1, 1);
   EXPECT_EQ(t.said(), "0<-over 2<-over");  // also to who only serves
 }
 
 TEST(Coordinator, WhoComesBackAfterTheEndIsToldSo) {
   Told t(2);
-  Coordinator& c = t.coordinator;
-  c.begin(2, false, {0, 0});
-  c.wants(0, 1);
+  t.coordinator.begin(2, false, {0, 0});
+  t.coordinator.wants(0, 1);
   EXPECT_EQ(t.said(), "0<-over 1<-over 0<-over");
-  c.wants(0, 2);
+  t.coordinator.wants(0, 2);
   EXPECT_EQ(t.said(), "0<-over");
-  c.lost(1, 1);
-  c.says_bye(0);
+  t.coordinator.lost(1, 1);
+  t.coordinator.says_bye(0);
   EXPECT_EQ(t.said(), "0<-end");
-  c.returned(1);
-  c.wants(1, (1ull << 40) | 1);
+  t.coordinator.returned(1);
+  t.coordinator.wants(1, (1ull << 40) | 1);
   EXPECT_EQ(t.said(), "1<-over");
-  c.says_bye(1);
+  t.coordinator.says_bye(1);
   EXPECT_EQ(t.said(), "1<-end");
 }
 
 TEST(Coordinator, TextsOfAllWhoLive) {
   Told t(3);
-  Coordinator& c = t.coordinator;
-  c.says(0, 1, "a"), c.says(2, 1, "c");
+  t.coordinator.says(0, 1, "a"), t.coordinator.says(2, 1, "c");
   EXPECT_EQ(t.said(), "");
-  c.says(1, 1, "b");
+  t.coordinator.says(1, 1, "b");
   EXPECT_EQ(t.said(), "0<-heard:1:a|b|c| 1<-heard:1:a|b|c| 2<-heard:1:a|b|c|");
-  c.says(1, 2, "x"), c.says(0, 2, "y");
-  c.lost(2, 0);
+  t.coordinator.says(1, 2, "x"), t.coordinator.says(0, 2, "y");
+  t.coordinator.lost(2, 0);
   EXPECT_EQ(t.said(), "0<-heard:2:y|x|| 1<-heard:2:y|x||");
-  c.returned(2);  // from the first on
-  c.says(2, 1, "C");
+  t.coordinator.returned(2);  // from the first on
+  t.coordinator.says(2, 1, "C");
   EXPECT_EQ(t.said(), "2<-heard:1:a|b|C|");
-  c.says(2, 2, "");
+  t.coordinator.says(2, 2, "");
   EXPECT_EQ(t.said(), "2<-heard:2:y|x||");
 }
 
 TEST(Coordinator, ALossIsForgottenWhenTheRankIsBack) {
   Told t(2);
-  Coordinator& c = t.coordinator;
-  c.lost(1, 0);
-  c.says(0, 1, "a");
+  t.coordinator.lost(1, 0);
+  t.coordinator.says(0, 1, "a");
   EXPECT_EQ(t.said(), "0<-heard:1:a||");
-  c.returned(1);
-  c.says(0, 2, "b");
+  t.coordinator.returned(1);
+  t.coordinator.says(0, 2, "b");
   EXPECT_EQ(t.said(), "");  // it lives
-  c.says(1, 2, "B");
+  t.coordinator.says(1, 2, "B");
   EXPECT_EQ(t.said(), "0<-heard:2:b|B| 1<-heard:2:b|B|");
 }
 

@@ -1,20 +1,8 @@
 // f16 and dynamic loss scaling: the type, the policy, and training with it.
-#include <gtest/gtest.h>
-
-#include <cmath>
-
 #include "core/step.h"
-#include "datasets/loader.h"
-#include "datasets/synthetic.h"
-#include "layers/models/models.h"
-#include "layers/train/checkpoint.h"
-#include "layers/train/fit.h"
-#include "layers/train/options.h"
-#include "tests/support.h"
 #include "tests/training.h"
 
-using namespace tandem;
-
+namespace tandem::test {
 namespace {
 
 TEST(F16, EveryNumberOfItComesBackAndRoundingIsToTheNearest) {
@@ -86,7 +74,7 @@ std::pair<std::vector<double>, StepState> trained(const std::optional<LossScalin
   optimizer->loss_scaling = scaling;
   optimizer->clip_norm = t.clip;
   fit(*model, cross_entropy_loss(), *optimizer, *backend, {loader}, t.fit);
-  return {test::weights_of(*model), optimizer->read_state()};
+  return {weights_of(*model), optimizer->read_state()};
 }
 
 TEST(LossScaling, APowerOfTwoChangesNoBitOfTheTraining) {
@@ -104,7 +92,7 @@ TEST(LossScaling, StepsThatOverflowAreSkippedUntilTheScaleFits) {
 
 // Overflows, skipped steps and a scale that grows again lie before and behind the place where the run is cut.
 TEST(LossScaling, AResumedRunGivesTheBitsOfTheUninterruptedOne) {
-  test::TemporaryFolder folder;
+  TemporaryFolder folder;
   for (const char* name : {"sgd", "adamw"})
     for (std::optional<LossScaling> scaling :
          {std::optional(LossScaling{.first = 0x1p127f, .most = 0x1p127f, .patience = 2}), {}}) {
@@ -126,7 +114,7 @@ TEST(LossScaling, AResumedRunGivesTheBitsOfTheUninterruptedOne) {
 }
 
 TEST(LossScaling, ACheckpointWithoutAScaleIsReadAsBefore) {
-  test::TemporaryFolder folder;
+  TemporaryFolder folder;
   auto backend = reference_backend(1);
   auto model = make_model("lenet5", 10, 1, 28);
   FlatParameters flat(*model, *backend, 1);
@@ -146,3 +134,4 @@ TEST(LossScaling, ACheckpointWithoutAScaleIsReadAsBefore) {
 }
 
 }  // namespace
+}  // namespace tandem::test

@@ -78,7 +78,7 @@ Bytes mutated(const FuzzTarget& target, std::uint32_t number, std::uint32_t inpu
 class Fuzz : public testing::TestWithParam<int> {};
 
 TEST_P(Fuzz, TakesOrRefusesEverything) {
-  const FuzzTarget& target = fuzz_targets()[std::size_t(GetParam())];
+  const FuzzTarget& target = fuzz_targets()[GetParam()];
   for (const Bytes& seed : target.seeds) EXPECT_NO_THROW(target.run(seed.data(), seed.size()));
   const char* text = std::getenv("TANDEM_FUZZ_INPUTS");
   const std::uint32_t inputs = text ? std::uint32_t(std::strtoul(text, nullptr, 10)) : 2000;
@@ -101,7 +101,7 @@ TEST_P(Fuzz, TakesOrRefusesEverything) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Formats, Fuzz, testing::Range(0, int(fuzz_targets().size())),
-                         [](const auto& info) { return fuzz_targets()[std::size_t(info.param)].name; });
+                         [](const auto& info) { return fuzz_targets()[info.param].name; });
 
 }  // namespace
 }  // namespace tandem::test

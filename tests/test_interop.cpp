@@ -1,24 +1,12 @@
 // Other programs' files: PyTorch's weights both ways, the ONNX graph, TensorBoard's events.
-#include <gtest/gtest.h>
-
-#include <cstring>
-#include <fstream>
-
 #include "core/files/safetensors.h"
-#include "datasets/loader.h"
-#include "datasets/synthetic.h"
 #include "layers/export/onnx.h"
 #include "layers/export/tensorboard.h"
 #include "layers/export/torch_weights.h"
 #include "layers/export/trace_model.h"
-#include "layers/layers.h"
-#include "layers/models/models.h"
-#include "layers/train/fit.h"
-#include "tests/support.h"
+#include "tests/training.h"
 
-using namespace tandem;
-using namespace tandem::test;
-
+namespace tandem::test {
 namespace {
 
 const std::string dump_path = source("tests/reference/interop.safetensors").string();
@@ -140,13 +128,10 @@ TEST(TorchWeights, EverythingThatDoesNotFitIsListedAndNothingIsChanged) {
   state.tensors["fc1.weight"].first.shape = {64, 12};
   state.tensors.erase("bn1.num_batches_tracked");  // nobody needs it
   const std::string file = state.write(folder.file("state"));
-  EXPECT_TRUE(refused(
-      [&] {
-        import_torch(*model, *backend, {8, 8, 3}, file);
-      },
-      {"state",
-       "; of another shape: fc1.weight is [64,12], expected [12,64]; only in the model: bn2.running_var [16]; ",
-       "only in the file: extra.weight [4];"}));
+  EXPECT_REFUSED(
+      import_torch(*model, *backend, {8, 8, 3}, file), "state",
+      "; of another shape: fc1.weight is [64,12], expected [12,64]; only in the model: bn2.running_var [16]; ",
+      "only in the file: extra.weight [4];");
   EXPECT_EQ(flat.values.values(), before);
 }
 
@@ -169,12 +154,12 @@ TEST(TorchWeights, AWrapperBeforeAllNamesIsPassedOver) {
     EXPECT_EQ(values_from(wrapped), values_from(plain)) << before;
   }
   wrapped.tensors["other"] = wrapped.tensors["module.fc2.bias"];  // then it is part of the names
-  EXPECT_TRUE(refused([&] { values_from(wrapped); }, {"only in the file: module.", "only in the model: ", "other"}));
+  EXPECT_REFUSED(values_from(wrapped), "only in the file: module.", "only in the model: ", "other");
 }
 
 // A Linear that stands behind a flattened picture, with something element-wise in between.
 TEST(TorchWeights, OnlyAnEarlierExportIsReplaced) {
-  test::TemporaryFolder folder;
+  TemporaryFolder folder;
   auto backend = reference_backend();
   Dataset data = synthetic({.side = 28, .train = 32, .test = 16});
   int runs = 0;
@@ -198,14 +183,14 @@ TEST(TorchWeights, OnlyAnEarlierExportIsReplaced) {
   const std::string checkpoint = folder.file("run0") + "/last.safetensors";
   for (const std::string& precious : {checkpoint, onnx, mine}) {
     std::ofstream(mine) << "a thesis";
-    const std::string before = test::contents(precious);
-    EXPECT_TRUE(refused([&] { exported(precious, ""); }, {"--export-torch " + precious, "something else"}));
+    const std::string before = contents(precious);
+    EXPECT_REFUSED(exported(precious, ""), "--export-torch " + precious, "something else");
     if (precious != onnx) {
-      EXPECT_TRUE(refused([&] { exported("", precious); }, {"--export-onnx " + precious, "something else"}));
+      EXPECT_REFUSED(exported("", precious), "--export-onnx " + precious, "something else");
     }
-    EXPECT_TRUE(test::contents(precious) == before);
+    EXPECT_TRUE(contents(precious) == before);
   }
-  EXPECT_TRUE(refused([&] { exported("", "", checkpoint); }, {"is a checkpoint", "--resume goes on with it"}));
+  EXPECT_REFUSED(exported("", "", checkpoint), "is a checkpoint", "--resume goes on with it");
 }
 
 TEST(TorchWeights, TheLinearBehindAFlattenIsFoundThroughActivations) {
@@ -246,7 +231,7 @@ TEST(Recorder, WritesDownWhatRanWhereAndHow) {
   EXPECT_TRUE(all.back().output.same_memory(output));
   EXPECT_TRUE(net.training());  // as it was
   EXPECT_EQ(mode().recorder, nullptr);
-  EXPECT_TRUE(refused([&] { all[0].attribute("colour"); }, {"conv2d in conv1", "colour"}));
+  EXPECT_REFUSED(all[0].attribute("colour"), "conv2d in conv1", "colour");
 }
 
 TEST(ForwardHook, FiresForEveryModuleAndReplaces) {
@@ -300,13 +285,8 @@ TEST(Onnx, AnOperationWithoutACounterpartIsNamed) {
   };
   auto backend = cpu_backend(1);
   Net net;
-  EXPECT_TRUE(refused([&] { onnx_of(net, *backend, {8, 8, 1}); }, {""}));
-  try {
-    onnx_of(net, *backend, {8, 8, 1});
-  } catch (const UsageError& e) {
-    const std::string what = e.what();
-    EXPECT_TRUE(what.find("hardswish") != std::string::npos || what.find("protobuf") != std::string::npos) << what;
-  }
+  const std::string said = error_of<UsageError>([&] { onnx_of(net, *backend, {8, 8, 1}); });
+  EXPECT_TRUE(holds(said, {"hardswish"}) || holds(said, {"protobuf"})) << said;
 }
 
 // ---- TensorBoard ----------------------------------------------------------------------------------------------------
@@ -347,5 +327,6 @@ TEST(TensorBoard, WritesTheRecordFormat) {
 TEST(TensorBoard, AFolderThatCannotBeMadeIsRefused) {
   TemporaryFolder folder;
   std::ofstream(folder.file("taken")) << "x";
-  EXPECT_TRUE(refused([&] { EventFile f(folder.file("taken/run")); }, {"taken/run"}));
+  EXPECT_REFUSED(EventFile f(folder.file("taken/run")), "taken/run");
 }
+}  // namespace tandem::test

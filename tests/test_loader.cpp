@@ -1,21 +1,11 @@
 // The loader: the epoch is covered once by all ranks together, and every batch is a function of its counters.
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <atomic>
-#include <chrono>
-#include <cmath>
-#include <cstring>
-#include <map>
 #include <numeric>
-#include <set>
 
-#include "core/error.h"
 #include "datasets/loader.h"
 #include "datasets/synthetic.h"
 #include "tests/support.h"
 
-namespace tandem {
+namespace tandem::test {
 namespace {
 
 // Pictures whose every byte is a different function of (picture, position), so that a wrong gather cannot pass.
@@ -28,12 +18,8 @@ Pictures patterned(std::int64_t n, std::int64_t h = 6, std::int64_t w = 5, std::
   return in_memory("patterned", x, {n, h, w, c}, y, 10);
 }
 
-LoaderOptions options(std::int64_t batch, int prefetch = 2) {
-  LoaderOptions o;
-  o.batch = batch;
-  o.prefetch = prefetch;
-  o.seed = 7;
-  return o;
+LoaderOptions options(std::int64_t batch, int prefetch = 2, const Augment& augment = {}) {
+  return {.batch = batch, .augment = augment, .seed = 7, .prefetch = prefetch};
 }
 
 std::vector<int> samples(const Batch& b) {
@@ -176,8 +162,7 @@ TEST_F(LoaderTest, ABatchIsDividedAmongRanksUnlessItIsARanksOwn) {
   expect(0, 5, 2, 5);  // 2, 2, 3, 2, 3
   expect(4, 5, 3, 5);
   expect(11, 12, 1, 5);
-  EXPECT_TRUE(
-      test::refused([&] { loader.share(0, 13); }, {"--batch 12 over 13 ranks", "a larger --batch, or fewer ranks"}));
+  EXPECT_REFUSED(loader.share(0, 13), "--batch 12 over 13 ranks", "a larger --batch, or fewer ranks");
 
   LoaderOptions o = options(12);
   o.batch_per_rank = 4;
@@ -293,8 +278,7 @@ TEST_F(LoaderTest, PixelsAreCutMirroredAndNormalised) {
          {Augment{}, Augment{2, false}, Augment{0, true}, Augment{4, true},
           Augment{.pad_crop = 6, .flip = true, .reflect = true}, Augment{.pad_crop = 3, .reflect = true}}) {
       Pictures p = patterned(40, 7, 9, channels);
-      LoaderOptions o = options(16);
-      o.augment = augment;
+      const LoaderOptions o = options(16, 2, augment);
       Loader loader(p, o, *host);
       for_each_batch(loader, 2, [&](const Batch& b) {
         const float* y = b.images.data<float>();
@@ -338,8 +322,7 @@ TEST_F(LoaderTest, BothWaysGiveTheSameBits) {
 
 TEST_F(LoaderTest, Bf16IsTheRoundedF32) {
   Pictures p = patterned(64, 8, 8);
-  LoaderOptions o = options(32);
-  o.augment = {2, true};
+  LoaderOptions o = options(32, 2, {2, true});
   Loader wide(p, o, *host);
   o.dtype = DType::bf16;
   Loader narrow(p, o, *host);
@@ -389,19 +372,15 @@ TEST(LoaderAugment, AlternatingFlipsMirrorEveryPictureInEveryOtherEpoch) {
 }
 
 TEST(Augment, UsualGrowsWithThePicture) {
-  EXPECT_EQ(Augment::usual(28).pad_crop, 4);
-  EXPECT_EQ(Augment::usual(32).pad_crop, 4);
-  EXPECT_EQ(Augment::usual(64).pad_crop, 8);
-  EXPECT_EQ(Augment::usual(224).pad_crop, 28);
-  EXPECT_EQ(Augment::usual(3).pad_crop, 2);
+  for (auto [side, padding] : {std::pair(28, 4), {32, 4}, {64, 8}, {224, 28}, {3, 2}})
+    EXPECT_EQ(Augment::usual(side).pad_crop, padding) << side;
 }
 
 TEST_F(LoaderTest, CutoutBlanksASquare) {
   for (std::int64_t channels : {1, 3})
     for (int side : {1, 4, 8}) {
       Pictures p = patterned(40, 9, 8, channels);
-      LoaderOptions o = options(40);
-      o.augment = {2, true};
+      LoaderOptions o = options(40, 2, {2, true});
       Batch whole = Loader(p, o, *host).make(3, 0);
       o.augment.cutout = side;
       Batch cut = Loader(p, o, *host).make(3, 0);
@@ -502,8 +481,7 @@ TEST_F(LoaderTest, RandomStreamsDoNotDependOnRanks) {
 TEST_F(LoaderTest, MakeGivesTheBatchesOfNext) {
   Pictures p = patterned(50);
   for (int prefetch : {0, 1, 3}) {
-    LoaderOptions o = options(8, prefetch);
-    o.augment = {2, true};
+    const LoaderOptions o = options(8, prefetch, {2, true});
     Loader loader(p, o, *host), other(p, o, *host);
     Batch b;
     loader.start(5);
@@ -522,8 +500,7 @@ TEST_F(LoaderTest, MakeGivesTheBatchesOfNext) {
 TEST_F(LoaderTest, PrefetchingAndThreadsChangeNothing) {
   Pictures p = patterned(64, 32, 32);
   auto two = reference_backend(2);
-  LoaderOptions o = options(20, 0);
-  o.augment = {4, true};
+  LoaderOptions o = options(20, 0, {4, true});
   Loader line(p, o, *host), threads(p, o, *two);
   o.prefetch = 2;
   Loader ahead(p, o, *host);
@@ -593,9 +570,7 @@ TEST_F(LoaderTest, BatchStaysUntilTheNextOne) {
 
 TEST_F(LoaderTest, AllocatesNothingOnceItRuns) {
   for (int prefetch : {0, 2}) {
-    LoaderOptions o = options(8, prefetch);
-    o.augment = {2, true};
-    Loader loader(patterned(200), o, *host);
+    Loader loader(patterned(200), options(8, prefetch, {2, true}), *host);
     Batch b;
     loader.start(0);
     loader.next(b);
@@ -644,8 +619,7 @@ TEST_F(LoaderTest, ErrorsOfTheThreadArriveInNext) {
     EXPECT_TRUE(loader.next(b));
     EXPECT_TRUE(loader.next(b));  // what was made before the error comes first
     EXPECT_EQ(b.index, 1);
-    for (int again = 0; again < 2; again++)
-      EXPECT_TRUE(test::refused([&] { loader.next(b); }, {"the transform met batch 2"}));
+    for (int again = 0; again < 2; again++) EXPECT_REFUSED(loader.next(b), "the transform met batch 2");
     broken = false;
     EXPECT_EQ(whole_epoch(loader, 1).size(), 50u);
   }
@@ -663,7 +637,7 @@ TEST_F(LoaderTest, WrongUseIsNamed) {
   auto expect = [&](void (*change)(LoaderOptions&), const std::string& part) {
     LoaderOptions o = options(8);
     change(o);
-    EXPECT_TRUE(test::refused([&] { Loader(p, o, *host); }, {"loader of patterned", part}));
+    EXPECT_REFUSED(Loader(p, o, *host), "loader of patterned", part);
   };
   expect([](LoaderOptions& o) { o.batch = 0; }, "a batch of 0");
   expect([](LoaderOptions& o) { o.rank = 2, o.world = 2; }, "rank 2 of 2");
@@ -674,8 +648,7 @@ TEST_F(LoaderTest, WrongUseIsNamed) {
   expect([](LoaderOptions& o) { o.batch = 40, o.world = 31; }, "30 pictures do not fill a batch of 31 over all ranks");
   expect([](LoaderOptions& o) { o.batch = 31, o.drop_last = true; }, "30 pictures do not fill a batch of 31");
   p.labels.write<std::int32_t>()[4] = 10;
-  EXPECT_TRUE(
-      test::refused([&] { Loader(p, options(8), *host); }, {"patterned: picture 4 has the label 10, expected 0 to 9"}));
+  EXPECT_REFUSED(Loader(p, options(8), *host), "patterned: picture 4 has the label 10, expected 0 to 9");
   p = patterned(30);
 
   Loader loader(p, options(8), *host);
@@ -688,4 +661,4 @@ TEST_F(LoaderTest, WrongUseIsNamed) {
 }
 
 }  // namespace
-}  // namespace tandem
+}  // namespace tandem::test

@@ -1,23 +1,11 @@
 // Pools of the caching allocator: the memory of a recorded step is nobody else's.
-#include <gtest/gtest.h>
-
 #include <cstdlib>
-#include <cstring>
-#include <map>
 
-#include "core/backend.h"
-#include "core/random.h"
 #include "core/reference/backend.h"
-#include "layers/models/models.h"
-#include "layers/optim/optimizer.h"
-#include "layers/train/fit.h"
 #include "layers/train/step_memory.h"
-#include "tests/support.h"
+#include "tests/training.h"
 
-using namespace tandem;
-using tandem::test::refused;
-using test::holds;
-
+namespace tandem::test {
 namespace {
 
 struct Counted4K : MemorySource {  // small segments, so that a few blocks fill one
@@ -78,20 +66,13 @@ TEST(MemoryPool, BlocksReturnToThePoolTheyCameFrom) {
   EXPECT_EQ(held, 0u);
 }
 
-struct Little : MemorySource {  // and others hold the rest
+struct Little : Counted4K {  // and others hold the rest
+  using Counted4K::Counted4K;
   void* acquire(std::size_t bytes) override {
-    if (held + bytes > std::size_t{8} << 20) return nullptr;
-    held += bytes;
-    return std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
-  }
-  void release(void* block, std::size_t bytes) override {
-    held -= bytes;
-    std::free(block);
+    return held + bytes > std::size_t{8} << 20 ? nullptr : Counted4K::acquire(bytes);
   }
   const char* name() const override { return "the memory of GPU 0"; }
-  std::size_t segment_bytes() const override { return std::size_t{4} << 20; }
   std::string state() const override { return "16 MiB: 0 B free, 8 MiB ours, 8 MiB held by others"; }
-  std::size_t held = 0;
 };
 
 TEST(MemoryEnds, SaysWhatWasAskedWhoHoldsWhatAndWhatToChange) {
@@ -99,27 +80,29 @@ TEST(MemoryEnds, SaysWhatWasAskedWhoHoldsWhatAndWhatToChange) {
                              {Use::optimizer, "--optimizer sgd"},
                              {Use::parameters, "--model"},
                              {Use::data, "data set"}}) {
-    CachingAllocator memory(std::make_unique<Little>());
+    std::size_t held = 0;
+    CachingAllocator memory(std::make_unique<Little>(held));
     MemoryUse mine(use);
     void *a = memory.take(std::size_t{3} << 20), *b = memory.take(std::size_t{3} << 20);
     MemoryUse now(Use::scratch);
-    EXPECT_TRUE(refused([&] { memory.take(std::size_t{2} << 20); },
-                        {"out of the memory of GPU 0 (16 MiB: 0 B free, 8 MiB ours, 8 MiB held by others)",
-                         "asked for 2.00 MiB (scratch)", "6.00 MiB in 2 blocks",
-                         std::string(name_of(use)) + " 6.00 MiB", "2.00 MiB is free in pieces too small", remedy}));
+    EXPECT_REFUSED(memory.take(std::size_t{2} << 20),
+                   "out of the memory of GPU 0 (16 MiB: 0 B free, 8 MiB ours, 8 MiB held by others)",
+                   "asked for 2.00 MiB (scratch)", "6.00 MiB in 2 blocks", std::string(name_of(use)) + " 6.00 MiB",
+                   "2.00 MiB is free in pieces too small", remedy);
     memory.give(a), memory.give(b);
   }
 }
 
 TEST(MemoryEnds, NamesWhatIsKeptForRecordedSteps) {
-  CachingAllocator memory(std::make_unique<Little>());
+  std::size_t held = 0;
+  CachingAllocator memory(std::make_unique<Little>(held));
   const int pool = memory.new_pool();
   memory.use_pool(pool);
   memory.give(memory.take(std::size_t{3} << 20));
   memory.give(memory.take(1024));
   memory.use_pool(0);
-  EXPECT_TRUE(refused([&] { memory.take(std::size_t{5} << 20); },
-                      {"0 B in 0 blocks", "4.06 MiB is kept for recorded steps, eager work cannot have it"}));
+  EXPECT_REFUSED(memory.take(std::size_t{5} << 20), "0 B in 0 blocks",
+                 "4.06 MiB is kept for recorded steps, eager work cannot have it");
   memory.release_pool(pool);
   memory.give(memory.take(std::size_t{5} << 20));
 }
@@ -144,7 +127,7 @@ TEST(MemoryPool, OnlyOneIsInUse) {
   std::size_t held = 0;
   CachingAllocator memory(std::make_unique<Counted4K>(held));
   memory.use_pool(memory.new_pool());
-  EXPECT_TRUE(refused([&] { memory.use_pool(2); }, {"pool 1 is in use"}));
+  EXPECT_REFUSED(memory.use_pool(2), "pool 1 is in use");
 }
 
 // Blocks of three pools and of none are taken and given at random: none is ever in two hands, and none changes its
@@ -188,9 +171,9 @@ TEST(MemoryPool, NoBlockIsEverInTwoHands) {
 }
 
 TEST(SmallTensors, ShareBlocks) {
-  auto resident = [] { return test::of_this_process("VmRSS:"); };
+  auto resident = [] { return of_this_process("VmRSS:"); };
   if (heap_memory()->segment_bytes() == 0) GTEST_SKIP() << "under AddressSanitizer every block is its own";
-  for (const auto& kind : test::backends()) {
+  for (const auto& kind : backends()) {
     auto b = kind.make();
     if (b->on_device()) continue;
     const std::size_t before = resident();
@@ -199,7 +182,7 @@ TEST(SmallTensors, ShareBlocks) {
     for (int i = 0; i < 100000; i++) tensors.push_back(Tensor::full(*b, {1}, i));
     EXPECT_LE(double(resident() - std::min(before, resident())), double(20 << 20))
         << kind.name << ", with their handles";
-    for (int i = 0; i < 100000; i += 997) ASSERT_EQ(tensors[std::size_t(i)].item(), float(i)) << "two share a place";
+    for (int i = 0; i < 100000; i += 997) ASSERT_EQ(tensors[i].item(), float(i)) << "two share a place";
     tensors.clear();
     b->memory().trim();
     EXPECT_EQ(b->memory().statistics().reserved_bytes, 0u) << "all of it goes back";
@@ -224,7 +207,7 @@ TEST(SmallTensors, AreAlignedAndApart) {
 }
 
 TEST(Tensors, OutliveTheirBackend) {
-  for (const auto& kind : test::backends()) {
+  for (const auto& kind : backends()) {
     Tensor scalar, large, part, named;
     {
       auto b = kind.make();
@@ -238,9 +221,9 @@ TEST(Tensors, OutliveTheirBackend) {
     EXPECT_EQ(*scalar.data<float>(), 7.f);
     large = Tensor();
     EXPECT_EQ(part.data<float>()[3], 3.f);
-    EXPECT_TRUE(test::refused([&] { part.values(); }, {"outlived its backend"})) << kind.name;
-    EXPECT_TRUE(test::refused([&] { Tensor::like(scalar); }, {"outlived its backend"})) << kind.name;
-    EXPECT_TRUE(test::refused([&] { scalar.fill(0); }, {"outlived its backend"})) << kind.name;
+    EXPECT_REFUSED(part.values(), "outlived its backend") << kind.name;
+    EXPECT_REFUSED(Tensor::like(scalar), "outlived its backend") << kind.name;
+    EXPECT_REFUSED(scalar.fill(0), "outlived its backend") << kind.name;
   }
 }
 
@@ -286,12 +269,7 @@ TEST(StepMemory, ABatchThatCannotFitIsRefusedBeforeTheFirstStep) {
     SGD sgd({.learning_rate = 0.01});
     fit(*model, cross_entropy_loss(), sgd, b, {.train = data}, {.progress = false});
   };
-  std::string said;
-  try {
-    train(1000);
-  } catch (const UsageError& e) {
-    said = e.what();
-  }
+  const std::string said = error_of<UsageError>([&] { train(1000); });
   const std::size_t at = said.find("a --batch of ");
   ASSERT_NE(at, said.npos) << said;
   EXPECT_TRUE(holds(said, {"a step on 1000 pictures needs", "of test memory are left beside", "parameters"}));
@@ -328,7 +306,7 @@ TEST(StepMemory, UntouchedMemoryIsLeftOnce) {
 }
 
 TEST(StepMemory, IsWhatAStepTakes) {
-  for (const auto& kind : test::backends())
+  for (const auto& kind : backends())
     for (const char* name : {"smallcnn", "resnet20"}) {
       auto b = kind.make();
       if (b->on_device() || (kind.name == "reference" && std::string(name) == "resnet20")) continue;
@@ -353,3 +331,4 @@ TEST(StepMemory, IsWhatAStepTakes) {
 }
 
 }  // namespace
+}  // namespace tandem::test

@@ -7,36 +7,18 @@
 
 #include <csignal>
 #include <cstdlib>
-#include <cstring>
-#include <filesystem>
-#include <fstream>
 #include <numeric>
 #include <random>
-#include <thread>
 
 #include "autograd/elementwise.h"
-#include "autograd/memory_plan.h"
-#include "autograd/ops.h"
 #include "core/mover.h"
 #include "core/text.h"
-#include "datasets/loader.h"
-#include "datasets/synthetic.h"
-#include "layers/layers.h"
-#include "layers/models/models.h"
-#include "layers/optim/ema.h"
 #include "layers/optim/flat_parameters.h"
-#include "layers/optim/optimizer.h"
 #include "layers/train/callback.h"
-#include "layers/train/fit.h"
 #include "layers/train/run.h"
-#include "tests/support.h"
+#include "tests/training.h"
 
-using namespace tandem;
-using test::FileLimit;
-using test::holds;
-using test::of_this_process;
-using test::refused;
-
+namespace tandem::test {
 namespace {
 // Convolutions choose their algorithm by a rule: a choice by time also changes the scratch memory, and with it the
 // smallest budget.
@@ -46,7 +28,7 @@ std::unique_ptr<Backend> steady_backend(int threads) {
   return backend;
 }
 
-constexpr std::size_t mib = std::size_t{1} << 20;
+constexpr std::size_t mib = std::size_t{1} << 20, unlimited = mib << 20;
 
 int from_environment(const char* name, int otherwise) {
   const char* text = std::getenv(name);
@@ -55,20 +37,32 @@ int from_environment(const char* name, int otherwise) {
 
 // The budget that the refusal names which `run` throws; 0: it throws none.
 std::size_t named_budget(const std::function<void()>& run) {
-  try {
-    run();
-  } catch (const UsageError& e) {
-    const std::string text = e.what();
-    return std::size_t(std::atoll(text.c_str() + text.find('(', text.find("smallest")) + 1));
-  }
-  return 0;
+  const std::string text = error_of<UsageError>(run);
+  return text.empty() ? 0 : std::stoull(text.substr(text.find('(', text.find("smallest")) + 1));
 }
 
-std::vector<std::byte> bytes_of(const Tensor& t) {
-  std::vector<std::byte> b(t.bytes());
-  if (!b.empty()) t.backend().download(b.data(), t.raw(), b.size());
-  return b;
+// Makes the pass a step of the plan; without a plan, just so.
+void within(MemoryPlan* plan, const std::function<void()>& pass) {
+  std::optional<MemoryPlan::Step> step;
+  if (plan) step.emplace(*plan);
+  pass();
+  if (step) step->end();
 }
+
+// A network whose loss is the sum of its outputs.
+struct Summing {
+  std::unique_ptr<Backend> backend = steady_backend(1);
+  Model model;
+  FlatParameters flat;
+  Summing(const char* name, int channels, int side)
+      : model(make_model(name, 10, channels, side)), flat(*model, *backend, 1) {}
+  void step(MemoryPlan* plan, const Tensor& images) {
+    within(plan, [&] {
+      flat.zero_gradients();
+      flat.backward(sum((*model)(Variable(images))));
+    });
+  }
+};
 
 // ---- storages and budgets -------------------------------------------------------------------------------------------
 struct Shelf : Keeper {
@@ -110,7 +104,7 @@ TEST(Residency, WithoutAKeeperReadingFailsByName) {
   Shelf shelf;
   shelf.take(*t.storage());
   t.storage()->keep(nullptr, 0);
-  EXPECT_TRUE(refused([&] { t.values(); }, {"swapped out", "nobody brings them back"}));
+  EXPECT_REFUSED(t.values(), "swapped out", "nobody brings them back");
 }
 
 TEST(Residency, ForeignMemoryAndParametersStay) {
@@ -135,8 +129,7 @@ TEST(MemoryBudget, ARequestBeyondItAsksForMemoryBackAndThenFailsWithTheSmallestT
   void* a = memory.take(2 * mib);
   EXPECT_EQ(asked, 1 * mib);
   EXPECT_EQ(held, nullptr);
-  EXPECT_TRUE(
-      refused([&] { memory.take(3 * mib); }, {"memory budget of 4.00 MiB", "5.00 MiB", std::to_string(5 * mib)}));
+  EXPECT_REFUSED(memory.take(3 * mib), "memory budget of 4.00 MiB", "5.00 MiB", std::to_string(5 * mib));
   memory.give(a);
   memory.budget(0);
   memory.give(memory.take(8 * mib));
@@ -173,7 +166,7 @@ TEST(FileMover, BringsBackWhatItCarriedOut) {
 }
 
 TEST(FileMover, AFolderThatIsNotThereIsNamed) {
-  EXPECT_TRUE(refused([] { file_mover("/nowhere/at all"); }, {"/nowhere/at all", "--scratch"}));
+  EXPECT_REFUSED(file_mover("/nowhere/at all"), "/nowhere/at all", "--scratch");
 }
 
 TEST(FileMover, AFullDiskIsAnErrorThatLosesNothing) {
@@ -258,8 +251,8 @@ TEST(MemoryChoice, IsWithinFivePercentOfTheBestOfAll) {
     for (int k = 0, cases = int(std::pow(3, n)); k < cases; k++) {
       bool possible = true;
       for (int i = 0, rest = k; i < n; i++, rest /= 3) {
-        const SavedRecord& s = it.saved[std::size_t(i)];
-        fates[std::size_t(i)] = static_cast<Fate>(rest % 3);
+        const SavedRecord& s = it.saved[i];
+        fates[i] = static_cast<Fate>(rest % 3);
         possible = possible && (rest % 3 == 0 || s.can_leave()) && (rest % 3 != 2 || s.recompute >= 0);
       }
       if (!possible) continue;
@@ -315,17 +308,14 @@ Outcome train(const Case& c, Backend& backend, int steps, const Budget& budget) 
         std::make_unique<MemoryPlan>(backend, budget.file ? file_mover() : simulated_mover(),
                                      MemoryPlanOptions{.budget = budget.bytes, .swap = budget.swap, .smallest = 256});
   for (int k = 0; k < steps; k++) {
-    const Tensor images = Tensor::of(backend, shape, test::numbers("picture " + std::to_string(k), shape.numel()));
-    std::optional<MemoryPlan::Step> step;
-    if (plan) step.emplace(*plan);
-    flat.zero_gradients();
-    {
+    const Tensor images = Tensor::of(backend, shape, numbers("picture " + std::to_string(k), shape.numel()));
+    within(plan.get(), [&] {
+      flat.zero_gradients();
       const Variable loss = cross_entropy(model(Variable(images)), classes);
       flat.backward(loss);
       out.tensors.push_back(bytes_of(loss.value()));
-    }
-    if (step) step->end(), out.peak = std::max(out.peak, plan->measured().peak);
-    step.reset();
+    });
+    if (plan) out.peak = std::max(out.peak, plan->measured().peak);
     sgd.step();
     ema.update(sgd);
   }
@@ -341,7 +331,7 @@ Outcome train(const Case& c, Backend& backend, int steps, const Budget& budget) 
 
 TEST(MemoryPlan, EveryBudgetGivesTheSameBits) {
   const int steps = from_environment("TANDEM_PLAN_STEPS", 5);
-  for (const auto& kind : test::backends()) {
+  for (const auto& kind : backends()) {
     if (kind.make()->on_device()) continue;
     const int batch = kind.name == "reference" ? 2 : 8;
     std::vector<Case> cases{{.batch = batch, .drop = 0.3},
@@ -353,7 +343,7 @@ TEST(MemoryPlan, EveryBudgetGivesTheSameBits) {
       auto backend = kind.make();
       const Outcome plain = train(c, *backend, steps, {});
       for (const SwapMode swap : {SwapMode::automatic, SwapMode::swap, SwapMode::recompute}) {
-        const Outcome all = train(c, *backend, 2, {.bytes = std::size_t{1} << 40, .swap = swap});
+        const Outcome all = train(c, *backend, 2, {.bytes = unlimited, .swap = swap});
         for (const double share : {0.0, 0.3, 0.7, 1.0}) {
           const std::size_t budget = all.least + std::size_t(share * double(all.peak - all.least));
           const Outcome within = train(c, *backend, steps, {.bytes = budget, .swap = swap});
@@ -372,7 +362,7 @@ TEST(MemoryPlan, EveryBudgetGivesTheSameBits) {
 TEST(MemoryPlan, TensorsGoThroughAFileToo) {
   auto backend = steady_backend(2);
   const Case c{.model = "smallcnn", .batch = 64, .side = 28, .channels = 1};
-  const Outcome plain = train(c, *backend, 4, {}), all = train(c, *backend, 2, {.bytes = std::size_t{1} << 40});
+  const Outcome plain = train(c, *backend, 4, {}), all = train(c, *backend, 2, {.bytes = unlimited});
   for (const SwapMode swap : {SwapMode::automatic, SwapMode::swap}) {
     const Outcome within =
         train(c, *backend, 4, {.bytes = all.least + (all.peak - all.least) / 4, .swap = swap, .file = true});
@@ -385,7 +375,7 @@ TEST(MemoryPlan, ThePagesOfTheProcessStayWithinTheBudget) {
   Outcome all;
   {
     auto backend = steady_backend(1);
-    all = train(c, *backend, 2, {.bytes = std::size_t{1} << 40});
+    all = train(c, *backend, 2, {.bytes = unlimited});
   }
   auto backend = steady_backend(1);
   const std::size_t budget = all.least + (all.peak - all.least) / 4, before = of_this_process("VmRSS:");
@@ -400,27 +390,19 @@ TEST(MemoryPlan, ThePagesOfTheProcessStayWithinTheBudget) {
 TEST(MemoryPlan, ABudgetThatIsTooSmallIsRefusedWithTheSmallestThatWouldDo) {
   auto backend = steady_backend(1);
   const Case c;
-  const Outcome all = train(c, *backend, 2, {.bytes = std::size_t{1} << 40});
-  EXPECT_TRUE(
-      refused([&] { train(c, *backend, 2, {.bytes = all.least - 4096}); }, {"too small", std::to_string(all.least)}));
-  EXPECT_TRUE(refused([&] { train(c, *backend, 2, {.bytes = all.peak - 4096, .swap = SwapMode::off}); },
-                      {"too small", "smallest"}));
+  const Outcome all = train(c, *backend, 2, {.bytes = unlimited});
+  EXPECT_REFUSED(train(c, *backend, 2, {.bytes = all.least - 4096}), "too small", std::to_string(all.least));
+  EXPECT_REFUSED(train(c, *backend, 2, {.bytes = all.peak - 4096, .swap = SwapMode::off}), "too small", "smallest");
   train(c, *backend, 2, {.bytes = all.least});
 }
 
 TEST(MemoryPlan, AnotherSequenceGoesOnDemandAndIsPlannedAnew) {
-  auto backend = steady_backend(1);
-  auto model = make_model("lenet5", 10, 1, 28);
-  FlatParameters flat(*model, *backend, 1);
+  Summing net("lenet5", 1, 28);
   std::size_t least = 0;
-  for (const std::size_t budget : {std::size_t{1} << 40, std::size_t{0}}) {
-    MemoryPlan plan(*backend, simulated_mover(), {.budget = budget ? budget : least, .smallest = 256});
+  for (const std::size_t budget : {unlimited, std::size_t{0}}) {
+    MemoryPlan plan(*net.backend, simulated_mover(), {.budget = budget ? budget : least, .smallest = 256});
     for (const int batch : {8, 8, 8, 6, 8, 8}) {
-      const Tensor images = Tensor::full(*backend, {batch, 28, 28, 1}, 0.5);
-      MemoryPlan::Step step(plan);
-      flat.zero_gradients();
-      flat.backward(sum((*model)(Variable(images))));
-      step.end();
+      net.step(&plan, Tensor::full(*net.backend, {batch, 28, 28, 1}, 0.5));
       if (budget) least = std::max(least, smallest_budget(plan.record(), plan.means()));
       EXPECT_LE(plan.measured().peak, budget ? budget : least);
     }
@@ -444,7 +426,7 @@ struct Program {
     gamma = Variable(values("gamma", {channels}), true), beta = Variable(values("beta", {channels}), true);
   }
   Tensor values(const std::string& name, const Shape& shape) {
-    return Tensor::of(backend, shape, test::numbers(name, shape.numel()));
+    return Tensor::of(backend, shape, numbers(name, shape.numel()));
   }
   Variable picked(const std::vector<Variable>& all) {
     const std::size_t reach = std::min<std::size_t>(all.size(), 1 + random() % 4);
@@ -479,9 +461,7 @@ struct Program {
     std::vector<std::vector<std::byte>> out;
     for (Variable& w : weights) w.zero_grad();
     gamma.zero_grad(), beta.zero_grad();
-    std::optional<MemoryPlan::Step> step;
-    if (plan) step.emplace(*plan);
-    {
+    within(plan, [&] {
       std::vector<Variable> all{Variable(values("x", {batch, side, side, channels}))};
       all.push_back(conv2d(all[0], weights[0], {}, {.padding = 1}));
       for (int k = 4 + int(random() % 12); k > 0; k--) {
@@ -494,8 +474,7 @@ struct Program {
       all.clear();
       if (loss.requires_grad()) loss.backward();
       out.push_back(bytes_of(loss.value()));
-    }
-    if (step) step->end();
+    });
     for (Variable* w : {&weights[0], &weights[1], &weights[2], &gamma, &beta})
       out.push_back(w->grad().defined() ? bytes_of(w->grad()) : std::vector<std::byte>());
     for (const Tensor& t : running) out.push_back(bytes_of(t));
@@ -507,16 +486,16 @@ TEST(MemoryPlan, RandomProgramsGiveTheSameBits) {
   const int graphs = from_environment("TANDEM_PLAN_GRAPHS", 500);
   int moved = 0;
   for (int g = 0; g < graphs; g++) {
-    const auto& kinds = test::backends();
+    const auto& kinds = backends();
     auto backend = g % 4 ? steady_backend(1) : kinds.front().make_with(1);
     if (backend->on_device()) backend = steady_backend(1);
     Program program(*backend, 1);
     const unsigned seed = 1000u + unsigned(g);
     const auto plain = program.pass(seed, nullptr);
-    const SwapMode swap = std::array{SwapMode::automatic, SwapMode::swap, SwapMode::recompute}[std::size_t(g % 3)];
+    const SwapMode swap = std::array{SwapMode::automatic, SwapMode::swap, SwapMode::recompute}[g % 3];
     std::size_t least, peak;
     {
-      MemoryPlan look(*backend, simulated_mover(), {.budget = std::size_t{1} << 40, .swap = swap, .smallest = 64});
+      MemoryPlan look(*backend, simulated_mover(), {.budget = unlimited, .swap = swap, .smallest = 64});
       for (int k = 0; k < 2; k++) EXPECT_EQ(program.pass(seed, &look), plain) << g;
       least = smallest_budget(look.record(), look.means()), peak = look.measured().peak;
     }
@@ -540,7 +519,7 @@ TEST(MemoryPlan, TheForecastIsWhatTheSimulatedDeviceTakes) {
     std::size_t least, peak;
     const SimulatedRates rates{.flops = 1e9, .memory = 1e9, .out = 3e8, .in = 3e8};
     {
-      MemoryPlan look(*backend, simulated_mover(rates), {.budget = std::size_t{1} << 40, .smallest = 64});
+      MemoryPlan look(*backend, simulated_mover(rates), {.budget = unlimited, .smallest = 64});
       for (int k = 0; k < 2; k++) program.pass(seed, &look);
       least = smallest_budget(look.record(), look.means()), peak = look.measured().peak;
     }
@@ -556,7 +535,7 @@ TEST(MemoryPlan, TheForecastIsWhatTheSimulatedDeviceTakes) {
 TEST(MemoryPlan, CopiesHaveLanesOfTheirOwnInTheTrace) {
   auto backend = steady_backend(1);
   const Case c{.model = "smallcnn", .batch = 32, .side = 28, .channels = 1};
-  const Outcome all = train(c, *backend, 2, {.bytes = std::size_t{1} << 40, .swap = SwapMode::swap});
+  const Outcome all = train(c, *backend, 2, {.bytes = unlimited, .swap = SwapMode::swap});
   for (const bool file : {false, true}) {
     Trace trace;
     OnLane on(&trace, "step");
@@ -583,10 +562,10 @@ TEST(MemoryPlan, CopiesHaveLanesOfTheirOwnInTheTrace) {
 // ---- what a program may do otherwise --------------------------------------------------------------------------------
 TEST(MemoryPlan, WhoLooksAtASavedTensorSeesItsValues) {
   auto backend = steady_backend(1);
-  Variable x(Tensor::of(*backend, {64}, test::numbers("x", 64)), true);
+  Variable x(Tensor::of(*backend, {64}, numbers("x", 64)), true);
   std::size_t least = 0;
   for (const bool tight : {false, true}) {
-    MemoryPlan plan(*backend, simulated_mover(), {.budget = tight ? least : std::size_t{1} << 40, .smallest = 64});
+    MemoryPlan plan(*backend, simulated_mover(), {.budget = tight ? least : unlimited, .smallest = 64});
     for (int k = 0; k < 3; k++) {
       MemoryPlan::Step step(plan);
       x.zero_grad();
@@ -611,7 +590,7 @@ TEST(MemoryPlan, WhoLooksAtASavedTensorSeesItsValues) {
 // does not reach.
 TEST(MemoryPlan, ABranchThatBackwardDoesNotReachMayEndFirst) {
   auto backend = steady_backend(1);
-  Variable w(Tensor::of(*backend, {64, 64}, test::numbers("w", 64 * 64)), true);
+  Variable w(Tensor::of(*backend, {64, 64}, numbers("w", 64 * 64)), true);
   auto pass = [&](bool ends_first) {
     w.zero_grad();
     Variable x = scale(w, 0.5, 0.25), unused = square(x), y;
@@ -627,7 +606,7 @@ TEST(MemoryPlan, ABranchThatBackwardDoesNotReachMayEndFirst) {
     return bytes_of(w.grad());
   };
   const std::vector<std::byte> plain = pass(false);
-  MemoryPlan plan(*backend, nullptr, {.budget = std::size_t{1} << 40, .swap = SwapMode::recompute, .smallest = 64});
+  MemoryPlan plan(*backend, nullptr, {.budget = unlimited, .swap = SwapMode::recompute, .smallest = 64});
   for (const bool ends_first : {false, false, true, true, true}) {
     MemoryPlan::Step step(plan);
     EXPECT_EQ(pass(ends_first), plain);
@@ -639,45 +618,40 @@ TEST(MemoryPlan, ABranchThatBackwardDoesNotReachMayEndFirst) {
 }
 
 TEST(MemoryPlan, AStepThatThrowsLeavesNothingAway) {
-  auto backend = steady_backend(1);
-  auto model = make_model("lenet5", 10, 1, 28);
-  FlatParameters flat(*model, *backend, 1);
-  const Tensor images = Tensor::full(*backend, {8, 28, 28, 1}, 0.5);
+  Summing net("lenet5", 1, 28);
   Variable y;
   {
-    MemoryPlan plan(*backend, simulated_mover(), {.budget = std::size_t{1} << 40, .smallest = 256});
-    try {
-      MemoryPlan::Step step(plan);
-      y = sum((*model)(Variable(images)));
-      fail("here");
-    } catch (const Error&) {}
+    MemoryPlan plan(*net.backend, simulated_mover(), {.budget = unlimited, .smallest = 256});
+    EXPECT_THROW(within(&plan,
+                        [&] {
+                          y = sum((*net.model)(Variable(Tensor::full(*net.backend, {8, 28, 28, 1}, 0.5))));
+                          fail("here");
+                        }),
+                 Error);
   }
-  flat.zero_gradients();
-  flat.backward(y);
-  EXPECT_TRUE(flat.gradients_complete());
+  net.flat.zero_gradients();
+  net.flat.backward(y);
+  EXPECT_TRUE(net.flat.gradients_complete());
 }
 
 // ---- faults ---------------------------------------------------------------------------------------------------------
 // A step of element-wise operations on 64 KiB tensors, whose gradient says whether it went right.
 struct Chain {
   std::unique_ptr<Backend> backend = steady_backend(1);
-  Variable w{Tensor::of(*backend, {128, 128}, test::numbers("w", 128 * 128)), true};
+  Variable w{Tensor::of(*backend, {128, 128}, numbers("w", 128 * 128)), true};
   std::size_t least = 0, peak = 0;
   std::vector<std::byte> plain;
   std::function<Variable(const Variable&)> between = [](const Variable& x) { return tanh(square(x)); };
 
   std::vector<std::byte> pass(MemoryPlan* plan) {
-    std::optional<MemoryPlan::Step> step;
-    if (plan) step.emplace(*plan);
-    w.zero_grad();
-    {
+    within(plan, [&] {
+      w.zero_grad();
       Variable y = w;
       for (int k = 0; k < 6; k++) y = between(sigmoid(scale(y, 0.9, 0.1)));
       Variable loss = sum(y);
       y = {};
       loss.backward();
-    }
-    if (step) step->end();
+    });
     return bytes_of(w.grad());
   }
   MemoryPlanOptions options(SwapMode swap = SwapMode::automatic) const {
@@ -685,7 +659,7 @@ struct Chain {
   }
   void look(SwapMode swap = SwapMode::automatic) {
     plain = pass(nullptr);
-    MemoryPlan plan(*backend, simulated_mover(), {.budget = std::size_t{1} << 40, .swap = swap, .smallest = 1024});
+    MemoryPlan plan(*backend, simulated_mover(), {.budget = unlimited, .swap = swap, .smallest = 1024});
     for (int k = 0; k < 3; k++) EXPECT_EQ(pass(&plan), plain);
     least = smallest_budget(plan.record(), plan.means()), peak = plan.measured().peak;
     ASSERT_LT(least, peak);
@@ -704,7 +678,7 @@ struct Chain {
 TEST(MemoryFaults, AScratchFolderThatVanishesChangesNothing) {
   Chain chain;
   chain.look(SwapMode::swap);
-  auto folder = std::make_unique<test::TemporaryFolder>();
+  auto folder = std::make_unique<TemporaryFolder>();
   MemoryPlan plan(*chain.backend, file_mover(folder->file("")), chain.options(SwapMode::swap));
   EXPECT_EQ(chain.pass(&plan), chain.plain);
   folder.reset();
@@ -713,7 +687,7 @@ TEST(MemoryFaults, AScratchFolderThatVanishesChangesNothing) {
 }
 
 TEST(MemoryFaults, TwoPlansInOneFolderDoNotMeet) {
-  const test::TemporaryFolder folder;
+  const TemporaryFolder folder;
   std::vector<Chain> chains(2);
   std::vector<std::unique_ptr<MemoryPlan>> plans;
   for (Chain& c : chains) {
@@ -732,7 +706,7 @@ TEST(MemoryFaults, TwoPlansInOneFolderDoNotMeet) {
 }
 
 TEST(MemoryFaults, AKilledProcessLeavesNothingInItsFolder) {
-  const test::TemporaryFolder folder;
+  const TemporaryFolder folder;
   int ready[2];
   ASSERT_EQ(pipe(ready), 0);
   const pid_t child = fork();
@@ -748,7 +722,7 @@ TEST(MemoryFaults, AKilledProcessLeavesNothingInItsFolder) {
   kill(child, SIGKILL);
   int status = 0;
   waitpid(child, &status, 0);
-  close(ready[0]), close(ready[1]);
+  ::close(ready[0]), ::close(ready[1]);
   EXPECT_TRUE(WIFSIGNALED(status));
   EXPECT_TRUE(std::filesystem::is_empty(folder.file("")));
 }
@@ -779,14 +753,14 @@ TEST(MemoryFaults, TheBudgetNamedIsEnoughWhicheverAlgorithmIsChosen) {
 TEST(MemoryFaults, ADiskThatFillsUpLaterIsAnErrorAndTheGradientsAreThere) {
   Chain chain;
   chain.look(SwapMode::swap);
-  const test::TemporaryFolder folder;
+  const TemporaryFolder folder;
   MemoryPlan plan(*chain.backend, file_mover(folder.file("")), chain.options(SwapMode::swap));
   EXPECT_EQ(chain.pass(&plan), chain.plain);
   {
     Chain larger;
-    larger.w = Variable(Tensor::of(*chain.backend, {256, 256}, test::numbers("w", 256 * 256)), true);
+    larger.w = Variable(Tensor::of(*chain.backend, {256, 256}, numbers("w", 256 * 256)), true);
     const FileLimit limit(64 << 10);
-    EXPECT_TRUE(refused([&] { larger.pass(&plan); }, {"cannot be kept", "could not be written", "--scratch"}));
+    EXPECT_REFUSED(larger.pass(&plan), "cannot be kept", "could not be written", "--scratch");
   }
   EXPECT_EQ(chain.pass(nullptr), chain.plain);  // within the same budget nothing fits now, so without
 }
@@ -861,10 +835,10 @@ TEST(Recompute, AMarkedModuleHasTheSameGradientsAndStatisticsInLessMemory) {
     FlatParameters flat(model, *backend, 1);
     model.train();
     mode().draws = 3;
-    MemoryPlan plan(*backend, nullptr, {.budget = std::size_t{1} << 40, .swap = SwapMode::recompute, .smallest = 1});
+    MemoryPlan plan(*backend, nullptr, {.budget = unlimited, .swap = SwapMode::recompute, .smallest = 1});
     for (int k = 0; k < 5; k++) {
       flat.zero_gradients();
-      const Variable x(Tensor::of(*backend, {8, 32, 32, 3}, test::numbers(printed("x%d", k), 8 * 32 * 32 * 3)));
+      const Variable x(Tensor::of(*backend, {8, 32, 32, 3}, numbers(printed("x%d", k), 8 * 32 * 32 * 3)));
       MemoryPlan::Step step(plan);
       const Variable loss = sum(square(model(x)));
       flat.backward(loss);
@@ -902,8 +876,7 @@ TEST(Recompute, FitTrainsAMarkedModuleToTheSameBits) {
     o.callbacks = {seen};
     fit(*model, cross_entropy_loss(), sgd, *backend, {train, nullptr, nullptr}, o);
     EXPECT_EQ(seen->has, marked);
-    for (auto& [name, parameter] : model->parameters())
-      for (double v : parameter->variable.value().values()) weights[marked].push_back(v);
+    weights[marked] = parameter_values(*model);
   }
   EXPECT_EQ(weights[0], weights[1]);
 }
@@ -931,25 +904,18 @@ class UnsteadyMover : public Mover {
 // takes more.
 TEST(MemoryPlan, WhatOthersTakeEndsNoRun) {
   for (const SwapMode swap : {SwapMode::automatic, SwapMode::swap, SwapMode::recompute}) {
-    auto backend = steady_backend(1);
-    auto model = make_model("resnet8", 10, 3, 8);
-    FlatParameters flat(*model, *backend, 1);
+    Summing net("resnet8", 3, 8);
+    Backend* const backend = net.backend.get();
     std::vector<Batch> ready(3);
     const Tensor images = Tensor::full(*backend, {4, 8, 8, 3}, 0.5);
-    auto step = [&](MemoryPlan* plan) {
-      std::optional<MemoryPlan::Step> within;
-      if (plan) within.emplace(*plan);
-      flat.zero_gradients();
-      flat.backward(sum((*model)(Variable(images))));
-      if (plan) within->end();
-    };
+    auto step = [&](MemoryPlan* plan) { net.step(plan, images); };
     auto hold = [&](std::int64_t batches) {
       MemoryUse use(Use::data);
       for (std::int64_t i = 0; i < 3; i++)
         if (i >= batches)
-          ready[std::size_t(i)].images = {};
-        else if (!ready[std::size_t(i)].images.defined())
-          ready[std::size_t(i)].images = Tensor(*backend, {64, 8, 8, 3}, DType::f32);
+          ready[i].images = {};
+        else if (!ready[i].images.defined())
+          ready[i].images = Tensor(*backend, {64, 8, 8, 3}, DType::f32);
     };
     hold(3);
     step(nullptr);
@@ -983,32 +949,25 @@ TEST(MemoryPlan, WhatOthersTakeEndsNoRun) {
     EXPECT_LE(std::count(said.begin(), said.end(), '\n'), 1) << said;
     EXPECT_GT(planned, steps * 9 / 10);
     hold(0);
-    const std::vector<std::byte> gradients = bytes_of(flat.gradients);
+    const std::vector<std::byte> gradients = bytes_of(net.flat.gradients);
     step(nullptr);
-    EXPECT_EQ(bytes_of(flat.gradients), gradients);
+    EXPECT_EQ(bytes_of(net.flat.gradients), gradients);
     EXPECT_LT(passed, steps / 4) << "the loader's own requests may pass the budget until the step's next";
   }
 }
 
 // What another thread asks for while a step runs does not change the smallest budget that its plan names.
 TEST(MemoryPlan, RequestsOfOthersChangeNoSmallestBudget) {
-  auto backend = steady_backend(1);
-  auto model = make_model("lenet5", 10, 1, 28);
-  FlatParameters flat(*model, *backend, 1);
-  const Tensor images = Tensor::full(*backend, {32, 28, 28, 1}, 0.5);
+  Summing net("lenet5", 1, 28);
+  const Tensor images = Tensor::full(*net.backend, {32, 28, 28, 1}, 0.5);
   auto budget_named = [&](bool served) {
     return named_budget([&] {
-      MemoryPlan plan(*backend, std::make_unique<UnsteadyMover>(), {.budget = 1000, .smallest = 256});
+      MemoryPlan plan(*net.backend, std::make_unique<UnsteadyMover>(), {.budget = 1000, .smallest = 256});
       std::jthread server([&](std::stop_token stop) {
         MemoryUse use(Use::data);
-        while (served && !stop.stop_requested()) Tensor(*backend, {8}, DType::f32);
+        while (served && !stop.stop_requested()) Tensor(*net.backend, {8}, DType::f32);
       });
-      for (int k = 0; k < 3; k++) {
-        MemoryPlan::Step within(plan);
-        flat.zero_gradients();
-        flat.backward(sum((*model)(Variable(images))));
-        within.end();
-      }
+      for (int k = 0; k < 3; k++) net.step(&plan, images);
     });
   };
   const std::size_t alone = budget_named(false);
@@ -1047,10 +1006,12 @@ TEST(MemoryPlan, TheBudgetThatARefusalNamesIsAccepted) {
     };
     const std::size_t named = named_budget([&] { trained(200000); });
     if (named == 0) continue;  // no bf16 here
-    testing::internal::CaptureStderr();
-    EXPECT_NO_THROW(trained(named)) << name << ", batch " << batch << ", accumulate " << accumulate << ", ema " << ema
-                                    << ", " << name_of(swap) << ", " << name_of(dtype) << ": " << named;
-    EXPECT_EQ(testing::internal::GetCapturedStderr(), "")
+    EXPECT_EQ(stderr_of([&] {
+                EXPECT_NO_THROW(trained(named))
+                    << name << ", batch " << batch << ", accumulate " << accumulate << ", ema " << ema << ", "
+                    << name_of(swap) << ", " << name_of(dtype) << ": " << named;
+              }),
+              "")
         << name << ", batch " << batch << ", " << name_of(swap) << ", " << name_of(dtype);
   }
 }
@@ -1065,15 +1026,13 @@ TEST(MemoryPlan, FitTrainsWithinABudget) {
     SGD sgd({.learning_rate = 0.05});
     fit(*model, cross_entropy_loss(), sgd, *backend, {.train = train},
         {.epochs = 2, .progress = false, .memory_budget = budget});
-    std::vector<std::byte> weights;
-    for (auto& [name, p] : model->parameters())
-      for (std::byte b : bytes_of(p->variable.value())) weights.push_back(b);
-    return weights;
+    return parameter_values(*model);
   };
-  EXPECT_TRUE(refused([&] { trained(mib); }, {"too small"}));
+  EXPECT_REFUSED(trained(mib), "too small");
   const std::size_t smallest = named_budget([&] { trained(mib); });
   ASSERT_GT(smallest, mib);
   EXPECT_EQ(trained(smallest + mib / 2), trained(0));  // batches come and go beside the step
 }
 
 }  // namespace
+}  // namespace tandem::test

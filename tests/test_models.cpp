@@ -1,21 +1,10 @@
 // Models beside torchvision's names and the papers' sizes, and the initialisers beside torch.nn.init's formulas.
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <cmath>
-#include <map>
-#include <set>
-#include <sstream>
-
 #include "layers/layers.h"
 #include "layers/models/models.h"
 #include "layers/optim/flat_parameters.h"
 #include "tests/support.h"
 
-using namespace tandem;
-using test::close;
-using test::refused;
-
+namespace tandem::test {
 namespace {
 
 std::int64_t count_parameters(Module& model) {
@@ -34,7 +23,7 @@ TEST(Torchvision, NamesAndShapesAreOurs) {
     std::uint64_t hash;  // of all names and shapes, sorted (torchvision_names.py)
   };
   std::map<std::string, Theirs> theirs;
-  std::istringstream file(test::contents(test::source("tests/reference/torchvision_names.txt")));
+  std::istringstream file(contents(source("tests/reference/torchvision_names.txt")));
   for (std::string model; file >> model;) {
     Theirs& t = theirs[model.substr(0, model.find('_'))];
     file >> t.entries >> t.hash;
@@ -94,21 +83,21 @@ TEST(Models, AreCheckedByName) {
     EXPECT_NO_THROW(make_model(name, 100, 3, 32)) << name;
   }
   EXPECT_EQ(count, 19);
-  EXPECT_TRUE(refused([] { check_model_name("resnet21"); }, {"resnet21", "there are: mlp", "wrn28-10"}));
-  EXPECT_TRUE(refused([] { make_model("vgg11", 10, 3, 16); }, {"vgg11", "16"}));
-  EXPECT_TRUE(refused([] { make_model("lenet5", 10, 3, 30); }, {"lenet5", "30"}));
-  EXPECT_TRUE(refused([] { make_model("vgg16", 10, 3, 288); }, {"vgg16", "288"}));
-  EXPECT_TRUE(refused([] { resnet(19, 10, 3, 32); }, {"resnet", "19"}));
-  EXPECT_TRUE(refused([] { resnet_cifar(21, 10, 3); }, {"6n + 2", "21"}));
-  EXPECT_TRUE(refused([] { wide_resnet(27, 10, 10, 3); }, {"6n + 4", "27"}));
+  EXPECT_REFUSED(check_model_name("resnet21"), "resnet21", "there are: mlp", "wrn28-10");
+  EXPECT_REFUSED(make_model("vgg11", 10, 3, 16), "vgg11", "16");
+  EXPECT_REFUSED(make_model("lenet5", 10, 3, 30), "lenet5", "30");
+  EXPECT_REFUSED(make_model("vgg16", 10, 3, 288), "vgg16", "288");
+  EXPECT_REFUSED(resnet(19, 10, 3, 32), "resnet", "19");
+  EXPECT_REFUSED(resnet_cifar(21, 10, 3), "6n + 2", "21");
+  EXPECT_REFUSED(wide_resnet(27, 10, 10, 3), "6n + 4", "27");
 }
 
 // One step forward and backward; every gradient is complete, finite and not all zero.
 void step(Module& model, const std::string& name, Backend& backend, int side, int batch) {
   SCOPED_TRACE(name + " at " + std::to_string(side));
   FlatParameters flat(model, backend, 1);
-  Variable x(Tensor::of(backend, {batch, side, side, 3}, test::numbers("x", batch * side * side * 3)));
-  Tensor labels = Tensor::of(backend, {batch}, test::numbers("labels", batch, 0, 9, 1), DType::i32);
+  Variable x(Tensor::of(backend, {batch, side, side, 3}, numbers("x", batch * side * side * 3)));
+  Tensor labels = Tensor::of(backend, {batch}, numbers("labels", batch, 0, 9, 1), DType::i32);
   flat.zero_gradients();
   Variable y = model(x);
   ASSERT_EQ(y.shape(), Shape({batch, 10}));
@@ -131,7 +120,7 @@ TEST(Models, EveryFormTakesAStep) {
        {std::pair{"smallcnn-bn", 28}, {"vgg11", 28}, {"resnet32", 8}, {"resnet18", 16}, {"resnet50", 64}})
     step(*make_model(name, 10, 3, side), name, *backend, side, 2);
   step(*wide_resnet(16, 2, 10, 3), "wide_resnet(16, 2)", *backend, 16, 2);
-  for (const test::BackendKind& kind : test::backends())
+  for (const BackendKind& kind : backends())
     for (auto [name, side] : {std::pair{"mlp", 8}, {"lenet5", 28}, {"smallcnn", 8}, {"resnet20", 8}}) {
       std::unique_ptr<Backend> each = kind.make();
       step(*make_model(name, 10, 3, side), kind.name + " " + name, *each, side, 4);
@@ -178,7 +167,7 @@ TEST(Initial, FansCountTheWindow) {
   EXPECT_EQ(fan({7, 5}, Fan::out), 7);
   EXPECT_EQ(fan({16, 3, 5, 8}, Fan::in), 120);
   EXPECT_EQ(fan({16, 3, 5, 8}, Fan::out), 240);
-  EXPECT_TRUE(refused([] { fan({7}, Fan::in); }, {"two axes", "[7]"}));
+  EXPECT_REFUSED(fan({7}, Fan::in), "two axes", "[7]");
 }
 
 TEST(Initial, DistributionsHaveTheirMomentsAndBounds) {
@@ -236,7 +225,7 @@ TEST(Initial, OrthogonalIsOrthogonal) {
     const std::vector<double> w = drawn(Initial::orthogonal(2), shape);
     const std::int64_t rows = shape[0], columns = shape.numel() / rows, n = std::min(rows, columns);
     auto at = [&](std::int64_t vector, std::int64_t k) {
-      return w[std::size_t(rows <= columns ? vector * columns + k : k * columns + vector)];
+      return w[rows <= columns ? vector * columns + k : k * columns + vector];
     };
     for (std::int64_t i = 0; i < n; i++)
       for (std::int64_t j = 0; j <= i; j++) {
@@ -285,7 +274,7 @@ TEST(Layers, GroupAndLayerNormDeclareTorchsParameters) {
   FlatParameters flat(model, *backend, 1);
   for (const char* name : {"0.weight", "0.bias", "1.weight", "1.bias"})
     EXPECT_FALSE(flat.parameter_range(name).decay) << name;
-  Variable x(Tensor::of(*backend, {2, 3, 3, 6}, test::numbers("x", 108, 1, 5)));
+  Variable x(Tensor::of(*backend, {2, 3, 3, 6}, numbers("x", 108, 1, 5)));
   const std::vector<double> y = model(x).value().values();
   for (std::size_t row = 0; row < 18; row++) {
     const Sample s(std::vector<double>(y.begin() + 6 * row, y.begin() + 6 * (row + 1)));
@@ -294,7 +283,8 @@ TEST(Layers, GroupAndLayerNormDeclareTorchsParameters) {
   }
   model.eval();
   EXPECT_EQ(model(x).value().values(), y) << "no statistics run";
-  EXPECT_TRUE(refused([] { GroupNorm(4, 6); }, {"GroupNorm", "6 channels", "4 groups"}));
+  EXPECT_REFUSED(GroupNorm(4, 6), "GroupNorm", "6 channels", "4 groups");
 }
 
 }  // namespace
+}  // namespace tandem::test

@@ -1,30 +1,14 @@
 // Movers and the memory plan on a device: on a twin that runs behind the host's back and records (twin.h). Copies run
 // when an event is asked for, and see memory as it was when the events that they waited for were marked: a copy that
 // waits for too little brings back other bytes, and steps within a budget are no longer those without.
-#include <algorithm>
-
-#include "autograd/memory_plan.h"
-#include "autograd/ops.h"
 #include "core/mover.h"
-#include "layers/layers.h"
 #include "layers/optim/flat_parameters.h"
-#include "layers/optim/optimizer.h"
 #include "layers/train/step_graph.h"
-#include "tests/support.h"
+#include "tests/training.h"
 #include "tests/twin.h"
 
-using namespace tandem;
-using test::Clocked;
-using test::refused;
-using test::Twin;
-
+namespace tandem::test {
 namespace {
-
-std::vector<std::byte> bytes_of(const Tensor& t) {
-  std::vector<std::byte> b(t.bytes());
-  if (!b.empty()) t.backend().download(b.data(), t.raw(), b.size());
-  return b;
-}
 
 // ---- pinned copies --------------------------------------------------------------------------------------------------
 TEST(PinnedMover, BringsBackWhatItCarriedOutInTheOrderOfTheQueue) {
@@ -61,7 +45,7 @@ TEST(PinnedMover, ItsRoomIsBoundedAndUsedAgain) {
   EXPECT_EQ(mover->wait(first) + mover->wait(second), "");
   const Mover::CopyId third = mover->out(small.raw(), small.bytes());
   EXPECT_TRUE(mover->done(third));
-  EXPECT_TRUE(refused([&] { fail(mover->wait(third)); }, {"pinned memory of the host", "256 KiB", "1.00 MiB"}));
+  EXPECT_REFUSED(fail(mover->wait(third)), "pinned memory of the host", "256 KiB", "1.00 MiB");
   mover->forget(third);
   mover->forget(first);
   const Mover::CopyId fourth = mover->out(small.raw(), small.bytes());  // in a larger room
@@ -76,14 +60,13 @@ TEST(PinnedMover, AnAllocationThatFailsIsNamed) {
   NoPinned twin;
   const auto mover = pinned_mover(twin);
   const Tensor t = Tensor::full(twin, {100}, 1);
-  EXPECT_TRUE(refused([&] { fail(mover->wait(mover->out(t.raw(), t.bytes()))); },
-                      {"pinned memory of the host", "out of memory"}));
+  EXPECT_REFUSED(fail(mover->wait(mover->out(t.raw(), t.bytes()))), "pinned memory of the host", "out of memory");
 }
 
 TEST(UnifiedMover, WithoutCudaItSaysSo) {
   if (cuda_devices() > 0) GTEST_SKIP() << "there is a GPU";
   Twin twin;
-  EXPECT_TRUE(refused([&] { unified_mover(twin, 1 << 20); }, {"CUDA"}));
+  EXPECT_REFUSED(unified_mover(twin, 1 << 20), "CUDA");
 }
 
 // ---- the plan -------------------------------------------------------------------------------------------------------
@@ -118,7 +101,7 @@ Trained train(int steps, std::size_t budget = 0, SwapMode swap = SwapMode::autom
   for (const std::int64_t n : {64, 48}) {
     std::vector<double> labels(static_cast<std::size_t>(n));
     for (std::size_t i = 0; i < labels.size(); i++) labels[i] = double(i % 10);
-    batches[n].images = Tensor::of(twin, {n, 64}, test::numbers("pictures", n * 64));
+    batches[n].images = Tensor::of(twin, {n, 64}, numbers("pictures", n * 64));
     batches[n].labels = batches[n].samples = Tensor::of(twin, {n}, labels, DType::i32);
   }
   Batch* batch = nullptr;
@@ -195,3 +178,4 @@ TEST(DeviceMemoryPlan, AStepIsRecordedWhenItsPlanStands) {
 }
 
 }  // namespace
+}  // namespace tandem::test

@@ -1,10 +1,5 @@
 // NCCL over in-process ranks, with a libnccl of our own (fake_nccl.h): sums, order, and every way in which it can go
 // wrong.
-#include <gtest/gtest.h>
-
-#include <chrono>
-#include <thread>
-
 #include "dist/collectives/in_process.h"
 #include "dist/collectives/nccl.h"
 #include "dist/collectives/on_devices.h"
@@ -22,9 +17,8 @@ using Body = std::function<void(Communicator&, Twin&)>;
 std::vector<std::string> on_ranks(int n, const Body& body, NcclOptions options = {.deadline = 30, .patience = 0.1}) {
   auto ranks = in_process(n, {.deadline = 30});
   return ranks_say(n, [&](int r) {
-    std::shared_ptr<Communicator> host = std::move(ranks[std::size_t(r)]);
-    Twin twin;
-    twin.behind = true;
+    std::shared_ptr<Communicator> host = std::move(ranks[r]);
+    AsynchronousTwin twin;
     auto mine = over_nccl(std::move(host), twin, options);
     body(*mine, twin);
   });
@@ -68,7 +62,7 @@ TEST_F(Nccl, ARankThatDoesNotCallIsNamed) {
     if (c.rank() == 1) fail("rank 1 is gone");
     sums_and_maxima(c, twin, 100);
   });
-  for (int r : {0, 2}) EXPECT_TRUE(holds(said[std::size_t(r)], {"rank 1, which has left"}));
+  for (int r : {0, 2}) EXPECT_TRUE(holds(said[r], {"rank 1, which has left"}));
 }
 
 // All have agreed on the call, but one dies before its device has done anything: NCCL does not notice.
@@ -82,7 +76,7 @@ TEST_F(Nccl, ARankThatDiesInsideACallIsNamed) {
       if (c.rank() == 1 && std::chrono::steady_clock::now() - begin > std::chrono::milliseconds(300))
         fail("rank 1 is gone");
   });
-  for (int r : {0, 2}) EXPECT_TRUE(holds(said[std::size_t(r)], {"rank 1, which has left"}));
+  for (int r : {0, 2}) EXPECT_TRUE(holds(said[r], {"rank 1, which has left"}));
 }
 
 TEST_F(Nccl, AnErrorOfTheLibraryIsToldToAllRanks) {
@@ -106,12 +100,7 @@ TEST_F(Nccl, AFailedOneStaysFailed) {
   fake_nccl::trouble.error = ncclInternalError;
   const auto said = on_ranks(2, [](Communicator& c, Twin& twin) {
     Tensor x = on(twin, of_rank(c.rank(), 100));
-    std::string first;
-    try {
-      c.all_reduce(whole(x)).wait();
-    } catch (const CommunicationError& e) {
-      first = e.what();
-    }
+    const std::string first = error_of<CommunicationError>([&] { c.all_reduce(whole(x)).wait(); });
     try {
       c.all_reduce(whole(x)).wait();
     } catch (const CommunicationError& e) {
@@ -160,19 +149,18 @@ struct Chosen {
 Chosen choose_on(std::vector<std::string> devices, std::vector<int> versions) {
   auto ranks = in_process(int(devices.size()), {.deadline = 30});
   Chosen chosen;
-  testing::internal::CaptureStderr();
-  all_well(ranks_say(int(devices.size()), [&](int r) {
-    const auto i = std::size_t(r);
-    std::shared_ptr<Communicator> host = std::move(ranks[i]);
-    Twin twin;
-    twin.behind = true;
-    twin.uuid = devices[i];
-    fake_nccl::version = versions[i];
-    auto mine = on_devices(host, twin, 30);
-    sums_and_maxima(*mine, twin, 100);
-    if (r == 0) chosen.transport = mine->traffic().transport;
-  }));
-  chosen.said = testing::internal::GetCapturedStderr();
+  chosen.said = stderr_of([&] {
+    all_well(ranks_say(int(devices.size()), [&](int r) {
+      const auto i = std::size_t(r);
+      std::shared_ptr<Communicator> host = std::move(ranks[i]);
+      AsynchronousTwin twin;
+      twin.uuid = devices[i];
+      fake_nccl::version = versions[i];
+      auto mine = on_devices(host, twin, 30);
+      sums_and_maxima(*mine, twin, 100);
+      if (r == 0) chosen.transport = mine->traffic().transport;
+    }));
+  });
   return chosen;
 }
 
@@ -216,7 +204,7 @@ TEST_F(Nccl, TrainingOverItGivesTheBitsOfTheHost) {
       Twin twin;
       twin.behind = device;
       twin.uuid = r == 0 ? "a" : "b";
-      auto strategy = all_reduce(std::move(ranks[std::size_t(r)]), {.bucket_bytes = 4096, .deadline = 30});
+      auto strategy = all_reduce(std::move(ranks[r]), {.bucket_bytes = 4096, .deadline = 30});
       Small model;
       FlatParameters flat(model, twin, 1);
       SGD sgd({.learning_rate = 0.1, .momentum = 0.9});
@@ -232,7 +220,7 @@ TEST_F(Nccl, TrainingOverItGivesTheBitsOfTheHost) {
         strategy->step(sgd, loss);
       }
       strategy->end();
-      Ended& mine = ended[std::size_t(r)];
+      Ended& mine = ended[r];
       mine.weights = flat.values.values();
       for (const auto& [name, value] : strategy->end())
         if (name == "sent_bytes") mine.measured.push_back(value - 5 * double(flat.gradients.bytes()));

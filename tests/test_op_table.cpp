@@ -1,13 +1,9 @@
 // Each row of the op table (op_table.h) is checked three ways: finite differences in double; values and gradients that
 // PyTorch computed; every backend and type against the reference backend in double. A declared operation without a row
 // fails, and so does a backend that refuses a row.
-#include <algorithm>
-#include <cmath>
 #include <nlohmann/json.hpp>
 #include <regex>
-#include <set>
 
-#include "autograd/ops.h"
 #include "core/broadcast.h"
 #include "core/random.h"
 #include "core/reference/backend.h"
@@ -15,9 +11,7 @@
 #include "tests/op_table.h"
 #include "tests/support.h"
 
-using namespace tandem;
-using namespace tandem::test;
-
+namespace tandem::test {
 namespace {
 
 const Dumps& dumps() { return Dumps::of("ops"); }
@@ -27,35 +21,26 @@ std::vector<double> times(double factor, std::vector<double> v) {
   return v;
 }
 
-// Calls f on every backend, in each of these types that it supports.
-void on_backends(std::initializer_list<DType> dtypes, const std::function<void(Backend&, DType)>& f) {
-  for (const test::BackendKind& kind : test::backends())
-    for (DType dtype : dtypes) {
-      std::unique_ptr<Backend> backend = kind.make();
-      if (!backend->supports(dtype)) continue;
-      SCOPED_TRACE(kind.name + " " + name_of(dtype));
-      f(*backend, dtype);
+// Where element e of a result of the shape y reads an operand of this shape: broadcasting, written out once more.
+std::int64_t read_at(const Shape& shape, std::int64_t e, const Shape& y) {
+  std::int64_t position = 0, step = 1;
+  for (int axis = 1; axis <= y.rank(); axis++) {
+    if (axis <= shape.rank()) {
+      position += shape[-axis] == 1 ? 0 : e % y[-axis] * step;
+      step *= shape[-axis];
     }
+    e /= y[-axis];
+  }
+  return position;
 }
 
-// The oracle at every element of y, with broadcasting written out once more.
+// The oracle at every element of y.
 std::vector<double> by_oracle(const Case& c, const std::vector<std::vector<double>>& values, const Shape& y) {
-  std::vector<double> out(static_cast<std::size_t>(y.numel()));
-  for (std::size_t e = 0; e < out.size(); e++) {
+  std::vector<double> out;
+  for (std::int64_t e = 0; e < y.numel(); e++) {
     double argument[2] = {0, 0};
-    for (std::size_t input = 0; input < values.size(); input++) {
-      const Shape& s = c.inputs[input].shape;
-      std::int64_t rest = std::int64_t(e), at = 0, step = 1;
-      for (int axis = y.rank() - 1, k = s.rank() - 1; axis >= 0; axis--, k--) {
-        if (k >= 0) {
-          at += s[k] == 1 ? 0 : rest % y[axis] * step;
-          step *= s[k];
-        }
-        rest /= y[axis];
-      }
-      argument[input] = values[input][at];
-    }
-    out[e] = c.oracle(argument[0], argument[1]);
+    for (std::size_t i = 0; i < values.size(); i++) argument[i] = values[i][read_at(c.inputs[i].shape, e, y)];
+    out.push_back(c.oracle(argument[0], argument[1]));
   }
   return out;
 }
@@ -71,7 +56,7 @@ std::string OpTable::printed_;
 
 TEST_F(OpTable, EveryDeclaredOperationHasARow) {
   std::set<std::string> declared, present;
-  const std::string header = test::contents(test::source("autograd/ops.h"));
+  const std::string header = contents(source("autograd/ops.h"));
   const std::regex declaration(R"(\n(?:Variable|TopKResult) (\w+)\()");
   for (auto i = std::sregex_iterator(header.begin(), header.end(), declaration); i != std::sregex_iterator(); ++i)
     declared.insert((*i)[1]);
@@ -99,7 +84,7 @@ TEST_F(OpTable, GradientsPyTorchAndEveryBackend) {
     DType dtype;
   };
   std::vector<Column> columns;
-  for (const test::BackendKind& kind : test::backends())
+  for (const BackendKind& kind : backends())
     for (DType dtype : {DType::f32, DType::bf16}) columns.push_back({kind.make(), dtype});
   std::unique_ptr<Backend> exact = reference_backend(2);
 
@@ -153,7 +138,7 @@ TEST_F(OpTable, GradientsPyTorchAndEveryBackend) {
         Result r = evaluate(c, *exact, DType::f64, values, want("dy"));
         auto check = [&](const std::string& name, const std::vector<double>& got) {
           EXPECT_TRUE(close(name, got, want(name), 2e-7)) << "beside PyTorch";  // stored in f32
-          pytorch = std::max(pytorch, test::difference(got, want(name)).error);
+          pytorch = std::max(pytorch, difference(got, want(name)).error);
         };
         check("y", r.y);
         for (std::size_t i = 0; i < c.names.size(); i++) check("d" + c.names[i], r.gradients[i]);
@@ -176,7 +161,7 @@ TEST_F(OpTable, GradientsPyTorchAndEveryBackend) {
           const double tolerance = dtype == DType::bf16 ? row.bf16 : row.f32;
           auto check = [&](const std::string& name, const std::vector<double>& got, const std::vector<double>& want) {
             EXPECT_TRUE(close(name, got, want, tolerance));
-            worst[k] = std::max(worst[k], test::difference(got, want).error);
+            worst[k] = std::max(worst[k], difference(got, want).error);
           };
           check("y without a tape", plain.value().values(), truth.y);
           for (Form form : {Form::once, Form::twice, Form::shared}) {
@@ -263,26 +248,26 @@ TEST_F(OpTable, MixedBackendsAndTypesAreRefused) {
   std::unique_ptr<Backend> here = reference_backend(1), there = reference_backend(1);
   auto x = [&](const Shape& s, DType t = DType::f32) { return Variable(Tensor::zeros(*here, s, t)); };
   auto other = [&](const Shape& s, DType t = DType::f32) { return Variable(Tensor::zeros(*there, s, t)); };
-  EXPECT_TRUE(refused([&] { add(x({2}), other({2})); }, {"add", "two backends"}));
-  EXPECT_TRUE(refused([&] { matmul(x({2, 2}), other({2, 2})); }, {"matmul", "two backends"}));
-  EXPECT_TRUE(refused([&] { linear(x({2, 2}), x({2, 2}), other({2})); }, {"linear", "two backends"}));
-  EXPECT_TRUE(refused([&] { conv2d(x({1, 2, 2, 1}), other({1, 1, 1, 1}), {}); }, {"conv2d", "two backends"}));
-  EXPECT_TRUE(refused([&] { cat(std::vector{x({2}), other({2})}, 0); }, {"cat", "two backends"}));
-  EXPECT_TRUE(refused([&] { layer_norm(x({2, 3}), x({3}), other({3})); }, {"layer_norm", "two backends"}));
+  EXPECT_REFUSED(add(x({2}), other({2})), "add", "two backends");
+  EXPECT_REFUSED(matmul(x({2, 2}), other({2, 2})), "matmul", "two backends");
+  EXPECT_REFUSED(linear(x({2, 2}), x({2, 2}), other({2})), "linear", "two backends");
+  EXPECT_REFUSED(conv2d(x({1, 2, 2, 1}), other({1, 1, 1, 1}), {}), "conv2d", "two backends");
+  EXPECT_REFUSED(cat(std::vector{x({2}), other({2})}, 0), "cat", "two backends");
+  EXPECT_REFUSED(layer_norm(x({2, 3}), x({3}), other({3})), "layer_norm", "two backends");
   Tensor mean = Tensor::zeros(*there, {3}), variance = Tensor::zeros(*here, {3});
-  EXPECT_TRUE(refused([&] { batch_norm(x({4, 3}), x({3}), x({3}), mean, variance); }, {"batch_norm", "two backends"}));
-  EXPECT_TRUE(refused([&] { cross_entropy(x({2, 3}), labels_of(*there, {0, 1})); }, {"cross_entropy", "two backends"}));
+  EXPECT_REFUSED(batch_norm(x({4, 3}), x({3}), x({3}), mean, variance), "batch_norm", "two backends");
+  EXPECT_REFUSED(cross_entropy(x({2, 3}), labels_of(*there, {0, 1})), "cross_entropy", "two backends");
   Tensor correct = Tensor::zeros(*there, {1}, DType::i32), wrong = Tensor::zeros(*here, {1});
   const Tensor labels = labels_of(*here, {0, 1});
-  EXPECT_TRUE(refused([&] { cross_entropy(x({2, 3}), labels, 0, &correct); }, {"cross_entropy", "two backends"}));
-  EXPECT_TRUE(refused([&] { cross_entropy(x({2, 3}), labels, 0, &wrong); }, {"cross_entropy", "one i32"}));
-  EXPECT_TRUE(refused([&] { cross_entropy(x({2, 3}), Tensor::zeros(*here, {2})); }, {"cross_entropy", "i32", "f32"}));
+  EXPECT_REFUSED(cross_entropy(x({2, 3}), labels, 0, &correct), "cross_entropy", "two backends");
+  EXPECT_REFUSED(cross_entropy(x({2, 3}), labels, 0, &wrong), "cross_entropy", "one i32");
+  EXPECT_REFUSED(cross_entropy(x({2, 3}), Tensor::zeros(*here, {2})), "cross_entropy", "i32", "f32");
   const Tensor bytes = Tensor::zeros(*here, {2}, DType::u8);
-  EXPECT_TRUE(refused([&] { cross_entropy(x({2, 3}), bytes); }, {"cross_entropy", "i32", "u8"}));
-  EXPECT_TRUE(refused([&] { linear(x({2, 2}), x({2, 2}, DType::bf16)); }, {"linear", "parameters are f32", "bf16"}));
-  EXPECT_TRUE(refused([&] { linear(x({2, 2}, DType::f64), x({2, 2})); }, {"linear", "parameters are f64", "f32"}));
+  EXPECT_REFUSED(cross_entropy(x({2, 3}), bytes), "cross_entropy", "i32", "u8");
+  EXPECT_REFUSED(linear(x({2, 2}), x({2, 2}, DType::bf16)), "linear", "parameters are f32", "bf16");
+  EXPECT_REFUSED(linear(x({2, 2}, DType::f64), x({2, 2})), "linear", "parameters are f64", "f32");
   const Variable wide = x({1}, DType::f64);
-  EXPECT_TRUE(refused([&] { conv2d(x({1, 2, 2, 1}), x({1, 1, 1, 1}), wide); }, {"conv2d", "parameters are f32"}));
+  EXPECT_REFUSED(conv2d(x({1, 2, 2, 1}), x({1, 1, 1, 1}), wide), "conv2d", "parameters are f32");
 }
 
 // Its memory is the host's, and launch() must not look.
@@ -297,27 +282,12 @@ struct Nothing {
 };
 TEST_F(OpTable, HostCodeIsNotLaunchedOnADevice) {
   Device device;
-  EXPECT_TRUE(refused([&] { launch(device, 3, Nothing{}); }, {"launch", ".kernel.cpp"}));
-  EXPECT_TRUE(refused([&] { launch_blocks(device, 3, Nothing{}); }, {"launch", ".kernel.cpp"}));
-  EXPECT_TRUE(refused([&] { launch_sums<32>(device, 3, Nothing{}); }, {"launch", ".kernel.cpp"}));
+  EXPECT_REFUSED(launch(device, 3, Nothing{}), "launch", ".kernel.cpp");
+  EXPECT_REFUSED(launch_blocks(device, 3, Nothing{}), "launch", ".kernel.cpp");
+  EXPECT_REFUSED(launch_sums<32>(device, 3, Nothing{}), "launch", ".kernel.cpp");
 }
 
 // ---- what a table of functions does not show ------------------------------------------------------------------------
-TEST_F(OpTable, ElementwiseOperationsLetNaNThrough) {
-  on_backends({DType::f32}, [](Backend& backend, DType) {
-    for (const Row& row : table()) {
-      if (!row.cases[0].oracle) continue;
-      for (std::size_t nan = 0; nan < row.cases[0].inputs.size(); nan++) {
-        std::vector<Variable> inputs;
-        for (std::size_t i = 0; i < row.cases[0].inputs.size(); i++)
-          inputs.emplace_back(Tensor::full(backend, {70}, i == nan ? NAN : 2.0));
-        for (double y : row.cases[0].y(inputs).value().values())
-          ASSERT_TRUE(std::isnan(y)) << row.op << " hides a NaN in input " << nan;
-      }
-    }
-  });
-}
-
 // Finite differences cannot see a tie, and the other backends share the code.
 TEST_F(OpTable, TiesShareTheGradient) {
   on_backends({DType::f32}, [](Backend& backend, DType) {
@@ -361,18 +331,7 @@ TEST_F(OpTable, BroadcastsAnyShapesAsNumPy) {
   struct Operand {
     Shape shape;
     std::vector<double> values;
-    // Where the element of y at flat position e reads.
-    std::int64_t at(std::int64_t e, const Shape& y) const {
-      std::int64_t position = 0, step = 1;
-      for (int axis = 1; axis <= y.rank(); axis++) {
-        if (axis <= shape.rank()) {
-          position += shape[-axis] == 1 ? 0 : e % y[-axis] * step;
-          step *= shape[-axis];
-        }
-        e /= y[-axis];
-      }
-      return position;
-    }
+    std::int64_t at(std::int64_t e, const Shape& y) const { return read_at(shape, e, y); }
   };
   const Philox random(1, Stream::test);
   std::uint32_t draws = 0;
@@ -432,16 +391,16 @@ TEST_F(OpTable, BroadcastsAnyShapesAsNumPy) {
 
 TEST_F(OpTable, PadShortcutIsTwoSlicesAndAPad) {
   std::unique_ptr<Backend> backend = reference_backend();
-  Variable x(Tensor::of(*backend, {2, 5, 7, 3}, test::numbers("shortcut", 210)));
+  Variable x(Tensor::of(*backend, {2, 5, 7, 3}, numbers("shortcut", 210)));
   for (int stride : {1, 2, 3})
     EXPECT_EQ(pad_shortcut(x, stride, 2).value().values(),
               pad(slice(slice(x, 1, 0, 5, stride), 2, 0, 7, stride), 3, 2, 2).value().values());
-  EXPECT_TRUE(refused([&] { pad_shortcut(x, 0, 2); }, {"pad_shortcut"}));
+  EXPECT_REFUSED(pad_shortcut(x, 0, 2), "pad_shortcut");
 }
 
 TEST_F(OpTable, BatchNormMovesItsRunningStatistics) {
   for (const std::string& name : dumps().cases()) {
-    const test::Attributes a = dumps().attributes(name);
+    const Attributes a = dumps().attributes(name);
     if (a["op"] != "batch_norm") continue;
     const bool training = a["training"] == 1;
     SCOPED_TRACE(name);
@@ -532,48 +491,45 @@ TEST_F(OpTable, DropoutKeepsTheMeanAndMasksTheGradient) {
 TEST_F(OpTable, ArgumentsThatDoNotFitAreRefused) {
   std::unique_ptr<Backend> backend = reference_backend();
   auto x = [&](const Shape& s, DType t = DType::f32) { return Variable(Tensor::zeros(*backend, s, t)); };
-  EXPECT_TRUE(refused([&] { add(x({2, 3}), x({2, 4})); }, {"add", "[2,3]", "[2,4]"}));
-  EXPECT_TRUE(refused([&] { mul(x({2}), x({2}, DType::bf16)); }, {"mul", "f32 and bf16"}));
-  EXPECT_TRUE(refused([&] { relu(x({2}, DType::i32)); }, {"relu", "i32"}));
-  EXPECT_TRUE(refused([&] { clamp(x({2}), 1, 0); }, {"clamp"}));
-  EXPECT_TRUE(refused([&] { sum(x({2, 3}), {2}); }, {"sum", "axis 2", "[2,3]"}));
-  EXPECT_TRUE(refused([&] { sum(x({2, 3}), {1, -1}); }, {"sum", "twice"}));
-  EXPECT_TRUE(refused([&] { max(x({0, 3}), {0}); }, {"max", "[0,3]"}));
-  EXPECT_TRUE(refused([&] { reshape(x({2, 3}), {4, 2}); }, {"[2,3]", "[4,2]"}));
-  EXPECT_TRUE(refused([&] { reshape(x({2, 3}), {-1, -1}); }, {"reshape", "only one"}));
-  EXPECT_TRUE(refused([&] { reshape(x({2, 3}), {4, -1}); }, {"reshape", "[2,3]", "do not divide"}));
-  EXPECT_TRUE(refused([&] { reshape(x({0, 3}), {0, -1}); }, {"reshape", "do not divide"}));
-  EXPECT_TRUE(refused([&] { matmul(x({2, 3, 4}), x({3, 4, 2})); }, {"matmul", "[2]", "[3]"}));
-  EXPECT_TRUE(refused([&] { matmul(x({3}), x({3, 2})); }, {"matmul", "[3]"}));
+  EXPECT_REFUSED(add(x({2, 3}), x({2, 4})), "add", "[2,3]", "[2,4]");
+  EXPECT_REFUSED(mul(x({2}), x({2}, DType::bf16)), "mul", "f32 and bf16");
+  EXPECT_REFUSED(relu(x({2}, DType::i32)), "relu", "i32");
+  EXPECT_REFUSED(clamp(x({2}), 1, 0), "clamp");
+  EXPECT_REFUSED(sum(x({2, 3}), {2}), "sum", "axis 2", "[2,3]");
+  EXPECT_REFUSED(sum(x({2, 3}), {1, -1}), "sum", "twice");
+  EXPECT_REFUSED(max(x({0, 3}), {0}), "max", "[0,3]");
+  EXPECT_REFUSED(reshape(x({2, 3}), {4, 2}), "[2,3]", "[4,2]");
+  EXPECT_REFUSED(reshape(x({2, 3}), {-1, -1}), "reshape", "only one");
+  EXPECT_REFUSED(reshape(x({2, 3}), {4, -1}), "reshape", "[2,3]", "do not divide");
+  EXPECT_REFUSED(reshape(x({0, 3}), {0, -1}), "reshape", "do not divide");
+  EXPECT_REFUSED(matmul(x({2, 3, 4}), x({3, 4, 2})), "matmul", "[2]", "[3]");
+  EXPECT_REFUSED(matmul(x({3}), x({3, 2})), "matmul", "[3]");
   const Variable flat = x({2, 0, 3, 4}), picture = x({1, 9, 9, 1});
-  EXPECT_TRUE(refused([&] { global_average_pool(flat); }, {"global_average_pool", "[2,0,3,4]", "no pixels"}));
-  EXPECT_TRUE(refused([&] { transpose(x({2, 3}), {0, 0}); }, {"transpose", "twice"}));
-  EXPECT_TRUE(refused([&] { slice(x({2, 3}), 1, 2, 4); }, {"slice", "[2,3]"}));
-  EXPECT_TRUE(refused([&] { cat(std::vector{x({2, 3}), x({3, 3})}, 1); }, {"cat", "[2,3]", "[3,3]"}));
-  EXPECT_TRUE(refused([&] { pad(x({2}), 0, -1, 0); }, {"pad"}));
-  EXPECT_TRUE(refused([&] { matmul(x({2, 3}), x({4, 2})); }, {"matmul", "[2,3]", "[4,2]"}));
-  EXPECT_TRUE(refused([&] { linear(x({2, 3}), x({5, 4})); }, {"linear", "[2,3]", "[5,4]"}));
-  EXPECT_TRUE(refused([&] { linear(x({2, 3, 1}), x({5, 3})); }, {"linear", "flatten"}));
-  EXPECT_TRUE(refused([&] { conv2d(x({1, 5, 5, 3}), x({4, 3, 3, 2}), {}); }, {"conv2d", "3 channels"}));
-  EXPECT_TRUE(refused([&] { conv2d(x({1, 2, 2, 3}), x({4, 3, 3, 3}), {}); }, {"conv2d", "does not fit"}));
-  EXPECT_TRUE(refused([&] { conv2d(x({1, 5, 5, 4}), x({3, 3, 3, 2}), {}, {.groups = 2}); }, {"conv2d", "groups"}));
-  EXPECT_TRUE(refused([&] { conv2d(x({1, 5, 5, 3}), x({4, 3, 3, 3}), x({5})); }, {"conv2d", "bias"}));
-  EXPECT_TRUE(refused([&] { max_pool2d(x({1, 3, 3, 1}), {.kernel_size = 4}); }, {"max_pool2d", "does not fit"}));
-  EXPECT_TRUE(refused([&] { max_pool2d(picture, {.kernel_size = 2, .padding = 2}); }, {"max_pool2d", "padding"}));
-  EXPECT_TRUE(refused([&] { dropout(x({3}), 1); }, {"dropout"}));
-  EXPECT_TRUE(refused(
-      [&] {
-        cross_entropy(x({2, 3}), x({3}, DType::i32).value());
-      },
-      {"cross_entropy", "[2,3]", "[3]"}));
+  EXPECT_REFUSED(global_average_pool(flat), "global_average_pool", "[2,0,3,4]", "no pixels");
+  EXPECT_REFUSED(transpose(x({2, 3}), {0, 0}), "transpose", "twice");
+  EXPECT_REFUSED(slice(x({2, 3}), 1, 2, 4), "slice", "[2,3]");
+  EXPECT_REFUSED(cat(std::vector{x({2, 3}), x({3, 3})}, 1), "cat", "[2,3]", "[3,3]");
+  EXPECT_REFUSED(pad(x({2}), 0, -1, 0), "pad");
+  EXPECT_REFUSED(matmul(x({2, 3}), x({4, 2})), "matmul", "[2,3]", "[4,2]");
+  EXPECT_REFUSED(linear(x({2, 3}), x({5, 4})), "linear", "[2,3]", "[5,4]");
+  EXPECT_REFUSED(linear(x({2, 3, 1}), x({5, 3})), "linear", "flatten");
+  EXPECT_REFUSED(conv2d(x({1, 5, 5, 3}), x({4, 3, 3, 2}), {}), "conv2d", "3 channels");
+  EXPECT_REFUSED(conv2d(x({1, 2, 2, 3}), x({4, 3, 3, 3}), {}), "conv2d", "does not fit");
+  EXPECT_REFUSED(conv2d(x({1, 5, 5, 4}), x({3, 3, 3, 2}), {}, {.groups = 2}), "conv2d", "groups");
+  EXPECT_REFUSED(conv2d(x({1, 5, 5, 3}), x({4, 3, 3, 3}), x({5})), "conv2d", "bias");
+  EXPECT_REFUSED(max_pool2d(x({1, 3, 3, 1}), {.kernel_size = 4}), "max_pool2d", "does not fit");
+  EXPECT_REFUSED(max_pool2d(picture, {.kernel_size = 2, .padding = 2}), "max_pool2d", "padding");
+  EXPECT_REFUSED(dropout(x({3}), 1), "dropout");
+  EXPECT_REFUSED(cross_entropy(x({2, 3}), x({3}, DType::i32).value()), "cross_entropy", "[2,3]", "[3]");
   Tensor mean = Tensor::zeros(*backend, {3}), variance = Tensor::zeros(*backend, {3});
-  EXPECT_TRUE(refused([&] { batch_norm(x({1, 3}), x({3}), x({3}), mean, variance); }, {"batch_norm", "variance"}));
-  EXPECT_TRUE(refused([&] { batch_norm(x({4, 2}), x({3}), x({3}), mean, variance); }, {"batch_norm", "2 channels"}));
-  EXPECT_TRUE(refused([&] { group_norm(x({4, 6}), 4, x({6}), x({6})); }, {"group_norm", "6 channels", "4 groups"}));
-  EXPECT_TRUE(refused([&] { group_norm(x({4, 6}), 0, x({6}), x({6})); }, {"group_norm", "0 groups"}));
-  EXPECT_TRUE(refused([&] { group_norm(x({4, 6}), 2, x({3}), x({6})); }, {"group_norm", "[3]"}));
-  EXPECT_TRUE(refused([&] { layer_norm(x({4, 6}), x({4}), x({4})); }, {"layer_norm", "[4]", "[4,6]"}));
-  EXPECT_TRUE(refused([&] { layer_norm(x({4, 6}), x({6}), x({4})); }, {"layer_norm", "[4]"}));
+  EXPECT_REFUSED(batch_norm(x({1, 3}), x({3}), x({3}), mean, variance), "batch_norm", "variance");
+  EXPECT_REFUSED(batch_norm(x({4, 2}), x({3}), x({3}), mean, variance), "batch_norm", "2 channels");
+  EXPECT_REFUSED(group_norm(x({4, 6}), 4, x({6}), x({6})), "group_norm", "6 channels", "4 groups");
+  EXPECT_REFUSED(group_norm(x({4, 6}), 0, x({6}), x({6})), "group_norm", "0 groups");
+  EXPECT_REFUSED(group_norm(x({4, 6}), 2, x({3}), x({6})), "group_norm", "[3]");
+  EXPECT_REFUSED(layer_norm(x({4, 6}), x({4}), x({4})), "layer_norm", "[4]", "[4,6]");
+  EXPECT_REFUSED(layer_norm(x({4, 6}), x({6}), x({4})), "layer_norm", "[4]");
 }
 
 }  // namespace
+}  // namespace tandem::test

@@ -1,26 +1,12 @@
 // Recorded steps, on a twin of the reference backend that records as a GPU does. Training on it must give the bits of
 // training without.
-#include <gtest/gtest.h>
-
-#include <chrono>
-#include <map>
 #include <nlohmann/json.hpp>
 
-#include "datasets/loader.h"
-#include "datasets/synthetic.h"
-#include "layers/layers.h"
-#include "layers/models/models.h"
-#include "layers/train/fit.h"
-#include "layers/train/options.h"
 #include "layers/train/step_graph.h"
-#include "tests/support.h"
+#include "tests/training.h"
 #include "tests/twin.h"
 
-using namespace tandem;
-using tandem::test::holds;
-using tandem::test::refused;
-using tandem::test::Twin;
-
+namespace tandem::test {
 namespace {
 
 struct Trained {
@@ -62,15 +48,12 @@ Trained train(Backend& backend, const Recipe& r, std::function<void(RunConfig&)>
   RunConfig options{.epochs = 3, .schedule = "cosine", .progress = false, .accumulate = r.accumulate, .ema = r.ema};
   if (change) change(options);
   Strategy one;
-  testing::internal::CaptureStderr();
-  const FitReport report =
-      fit(*model, cross_entropy_loss(0.1), *optimizer, backend, {loader, nullptr, &held}, options, &one);
-  out.said = testing::internal::GetCapturedStderr();
-  out.epochs = report.epochs;
-  for (auto& [name, p] : model->parameters())
-    for (double v : p->variable.value().values()) out.weights.push_back(v);
-  for (auto& [name, s] : model->buffers())
-    for (double v : s->tensor.values()) out.buffers.push_back(v);
+  out.said = stderr_of([&] {
+    const FitData batches{loader, nullptr, &held};
+    out.epochs = fit(*model, cross_entropy_loss(0.1), *optimizer, backend, batches, options, &one).epochs;
+  });
+  out.weights = parameter_values(*model);
+  out.buffers = buffer_values(*model);
   return out;
 }
 
@@ -121,7 +104,7 @@ TEST(RecordedStep, WhatCannotBeRecordedSaysWhyAndTrainsTheSame) {
 TEST(RecordedStep, WithinABudgetOfMemoryItIsRecordedWhenThePlanStands) {
   for (const bool behind : {false, true}) {
     auto plain_backend = reference_backend(1);
-    test::Clocked twin;
+    Clocked twin;
     twin.behind = behind;
     const auto change = [](RunConfig& o) { o.epochs = 6, o.memory_budget = std::size_t{1} << 30; };
     EXPECT_EQ(train(*plain_backend, {}, change).weights, train(twin, {}, change).weights);
@@ -137,7 +120,7 @@ TEST(RecordedStep, ABatchInOtherMemoryEachTimeIsNotRecorded) {
 }
 
 TEST(RecordedStep, StepsThatAreLookedAtRunOnTheHost) {
-  test::TemporaryFolder folder;
+  TemporaryFolder folder;
   const Trained looked = same_bits({}, false, [&](RunConfig& o) {
     o.profiler.trace = folder.file("trace.json");
     o.profiler.warm_up = 5;
@@ -172,14 +155,14 @@ struct Followed : Twin {
 };
 
 TEST(RecordedStep, ATraceHasTheDevicesLanesOfTheStepsThatAreLookedAt) {
-  test::TemporaryFolder folder;
+  TemporaryFolder folder;
   Followed twin;
   train(twin, {}, [&](RunConfig& o) {
     o.profiler.trace = folder.file("trace.json");
     o.profiler.warm_up = 5;
     o.profiler.steps = 2;
   });
-  const auto trace = nlohmann::json::parse(test::contents(folder.file("trace.json")));
+  const auto trace = nlohmann::json::parse(contents(folder.file("trace.json")));
   std::map<double, std::string> lanes;
   std::map<std::string, int> steps, operations;
   double host = 0, device = 0;
@@ -219,9 +202,9 @@ TEST(RecordedStep, WhatCannotBeRecordedKeepsNoCapture) {
           at_last = alive;
         },
         std::make_unique<Counting>(alive, !recorded));
-    testing::internal::CaptureStderr();
-    for (int i = 0; i < 4; i++) recording();
-    testing::internal::GetCapturedStderr();
+    stderr_of([&] {
+      for (int i = 0; i < 4; i++) recording();
+    });
     EXPECT_EQ(alive, recorded) << how;
     EXPECT_EQ(at_last, recorded) << how << ": the eager step finds its memory free";
     EXPECT_EQ(steps, recorded ? 3 : 5) << how;
@@ -242,10 +225,11 @@ TEST(RecordedStep, AValueReadInTheModelIsRefusedAndTheReasonSaid) {
   Loader loader(data.train, {.batch = 16, .prefetch = 0}, twin);
   SGD sgd({.learning_rate = 0.01});
   Strategy one;
-  testing::internal::CaptureStderr();
-  fit(model, cross_entropy_loss(), sgd, twin, {loader}, {.epochs = 2, .progress = false}, &one);
-  EXPECT_TRUE(holds(testing::internal::GetCapturedStderr(), {"read on the host"}));
+  EXPECT_TRUE(holds(
+      stderr_of([&] { fit(model, cross_entropy_loss(), sgd, twin, {loader}, {.epochs = 2, .progress = false}, &one); }),
+      {"read on the host"}));
   EXPECT_EQ(twin.log, "ss[s]ssssss");
 }
 
 }  // namespace
+}  // namespace tandem::test

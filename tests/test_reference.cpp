@@ -1,18 +1,11 @@
 // What the op table does not show of the reference backend, the oracle of the others: edges by hand, NaN, sums kept in
-// double, counters, threads. Its values and gradients are checked there, against PyTorch and finite differences; its
-// convolutions in test_convolution.cpp against plain loops.
-#include <gtest/gtest.h>
-
-#include <cmath>
+// double, counters, threads. Its values and gradients are checked there, against PyTorch and finite differences.
 #include <limits>
 #include <random>
 
-#include "core/backend.h"
 #include "tests/support.h"
 
-using namespace tandem;
-using test::refused;
-
+namespace tandem::test {
 namespace {
 
 constexpr double nan_value = std::numeric_limits<double>::quiet_NaN();
@@ -187,8 +180,7 @@ TEST(Reference, CrossEntropyCountsAndRefuses) {
 
   for (int bad : {-1, 2}) {
     labels.write<std::int32_t>()[3] = bad;
-    EXPECT_TRUE(refused([&] { b->cross_entropy(x, labels, 0, loss, p, nullptr); },
-                        {"row 3 has the label " + std::to_string(bad)}));
+    EXPECT_REFUSED(b->cross_entropy(x, labels, 0, loss, p, nullptr), "row 3 has the label " + std::to_string(bad));
   }
 }
 
@@ -213,3 +205,4 @@ TEST(Reference, ThreadsAgree) {
   }
   EXPECT_EQ(results[0], results[1]);
 }
+}  // namespace tandem::test

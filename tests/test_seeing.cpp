@@ -1,28 +1,14 @@
 // Seeing what a run does: traces, profiles, pictures of the tape, summaries, who holds the memory.
-#include <gtest/gtest.h>
-
-#include <cmath>
-#include <fstream>
 #include <nlohmann/json.hpp>
-#include <thread>
 
 #include "autograd/tape.h"
 #include "core/files/files.h"
 #include "core/files/json.h"
 #include "core/trace/trace.h"
-#include "datasets/loader.h"
-#include "datasets/synthetic.h"
 #include "layers/export/summary.h"
-#include "layers/layers.h"
-#include "layers/models/models.h"
-#include "tests/support.h"
 #include "tests/training.h"
 
-using namespace tandem;
-using test::holds;
-using test::refused;
-using test::TemporaryFolder;
-
+namespace tandem::test {
 namespace {
 
 // ---- JSON -----------------------------------------------------------------------------------------------------------
@@ -30,10 +16,10 @@ TEST(SeeingJson, ReadsOneDocumentAndNamesWhatIsWrong) {
   EXPECT_EQ(parse_json(R"({"b":[1,"y\u00e9"], "a":{}})").dump(), R"({"b":[1,"yé"],"a":{}})") << "in order";
   for (const char* bad : {"{", "[1,]", "01", "nul", "\"\x01\"", "\"\xff\"", "1 2", "{\"a\":}", "'a'", "1e999"})
     EXPECT_THROW(parse_json(bad), JsonError) << bad;
-  EXPECT_TRUE(refused([] { parse_json(R"({"a" 1})"); }, {"at line 1, column 6", "expected ':'"}));
-  EXPECT_TRUE(refused([] { parse_json(R"({"a":1,"a":2})"); }, {"\"a\" comes twice"}));
-  EXPECT_TRUE(refused([] { parse_json(std::string(1'000'000, '[')); }, {"nested deeper"}));
-  EXPECT_TRUE(refused([] { parse_json(""); }, {"end of input"}));
+  EXPECT_REFUSED(parse_json(R"({"a" 1})"), "at line 1, column 6", "expected ':'");
+  EXPECT_REFUSED(parse_json(R"({"a":1,"a":2})"), "\"a\" comes twice");
+  EXPECT_REFUSED(parse_json(std::string(1'000'000, '[')), "nested deeper");
+  EXPECT_REFUSED(parse_json(""), "end of input");
   EXPECT_EQ(plain_text("é\n\xff\x80 \xf0\x9f\x98\x80\xc3"), "é%0A%FF%80 \xf0\x9f\x98\x80%C3");
   EXPECT_EQ(json_quoted("a\"\\\n\x01\xff é"), "\"a\\\"\\\\\\n\\u0001\xEF\xBF\xBD é\"");
   EXPECT_EQ(json_number(NAN), "null");
@@ -107,7 +93,7 @@ TEST(SeeingTrace, LanesOfSeveralThreadsAndABound) {
   }
   EXPECT_TRUE(holds(trace.json(), {"30 later events were dropped"}));
   EXPECT_TRUE(nlohmann::json::accept(trace.json()));
-  EXPECT_TRUE(refused([&] { trace.write("/nowhere/t.json"); }, {"/nowhere/t.json", "cannot be written"}));
+  EXPECT_REFUSED(trace.write("/nowhere/t.json"), "/nowhere/t.json", "cannot be written");
 }
 
 // A device that passes a mark every millisecond, the first 5 ms after the trace began, and writes down what it is told.
@@ -226,8 +212,7 @@ TEST(SeeingSummary, CountsByHand) {
   EXPECT_EQ(s.saved_bytes, 384u + 1024 + 64 + 64);
   EXPECT_GE(s.backward_peak_bytes, s.saved_bytes);
   for (auto& [name, p] : model.parameters()) EXPECT_FALSE(p->variable.defined()) << "summary() left memory behind";
-  std::string text = s.text();
-  EXPECT_TRUE(holds(text, {"276 parameters"}));
+  EXPECT_TRUE(holds(s.text(), {"276 parameters"}));
 }
 
 // Multiply-adds and parameters as published: He et al. 2016, torchvision.
@@ -273,9 +258,7 @@ TEST(SeeingMemory, EachUseIsCountedApart) {
   {
     MemoryUse use(Use::parameters);
     a = memory.take(1000);
-  }
-  {
-    MemoryUse use(Use::activations);
+    MemoryUse now(Use::activations);
     b = memory.take(3 << 20);
   }
   MemoryStatistics s = memory.statistics();
@@ -292,28 +275,6 @@ TEST(SeeingMemory, EachUseIsCountedApart) {
   EXPECT_EQ(memory.statistics().live[int(Use::parameters)], 0u);
   EXPECT_EQ(memory.statistics().live[int(Use::other)], 1024u);
   memory.give(again);
-}
-
-struct Little : MemorySource {
-  void* acquire(std::size_t bytes) override {
-    return bytes > (4 << 20) ? nullptr : std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
-  }
-  void release(void* block, std::size_t) override { std::free(block); }
-  const char* name() const override { return "a little memory"; }
-  std::size_t segment_bytes() const override { return 0; }
-};
-
-TEST(SeeingMemory, RunningOutSaysWhoHoldsWhat) {
-  CachingAllocator memory(std::make_unique<Little>());
-  MemoryUse use(Use::activations);
-  void* held = memory.take(2 << 20);
-  EXPECT_TRUE(refused(
-      [&] {
-        MemoryUse scratch(Use::scratch);
-        memory.take(8 << 20);
-      },
-      {"out of a little memory", "8.00 MiB (scratch)", "activations 2.00 MiB", "--batch"}));
-  memory.give(held);
 }
 
 // ---- a run that is looked at ----------------------------------------------------------------------------------------
@@ -335,15 +296,12 @@ struct Looked {
     options.metrics = folder.file("run.jsonl");
     change(options, folder);
     testing::internal::CaptureStdout();
-    testing::internal::CaptureStderr();
-    try {
+    const auto trained = [&] {
       report = fit(*model, cross_entropy_loss(smoothing), sgd, *backend, {train, nullptr, &test}, options);
-    } catch (const Error& e) {
-      failure = e.what();
-    }
-    complained = testing::internal::GetCapturedStderr();
+    };
+    complained = stderr_of([&] { failure = error_of(trained); });
     said = testing::internal::GetCapturedStdout();
-    weights = test::weights_of(*model);
+    weights = weights_of(*model);
   }
 };
 
@@ -363,9 +321,9 @@ TEST(SeeingFit, EverythingAtOnceAndTheSameWeights) {
   EXPECT_EQ(plain.weights, all.weights) << "looking changed the training";
   EXPECT_TRUE(holds(all.said, {"(model)", "LeNet5", "multiply-adds per picture", "profile of 5 steps", "conv2d",
                                "GFLOP/s", "memory in one step", "kept for backward by module", "parameters"}));
-  EXPECT_EQ(test::contents(all.folder.file("tape.dot")).rfind("digraph", 0), 0u);
+  EXPECT_EQ(contents(all.folder.file("tape.dot")).rfind("digraph", 0), 0u);
 
-  nlohmann::json trace = nlohmann::json::parse(test::contents(all.folder.file("trace.json")));
+  nlohmann::json trace = nlohmann::json::parse(contents(all.folder.file("trace.json")));
   std::map<int, std::string> lanes;
   std::map<std::string, std::map<std::string, int>> seen;  // lane, name
   for (const auto& e : trace["traceEvents"])
@@ -423,7 +381,7 @@ TEST(SeeingFit, OneBatchIsLearntByHeartAndItsVerdictCanBeNo) {
   };
   Looked bad([&](RunConfig& o, const TemporaryFolder&) { still(o, 0); });
   EXPECT_TRUE(holds(bad.failure, {"does NOT learn"}));
-  EXPECT_TRUE(holds(test::contents(bad.folder.file("run.jsonl")), {"\"end\""}));
+  EXPECT_TRUE(holds(contents(bad.folder.file("run.jsonl")), {"\"end\""}));
   Looked brief([&](RunConfig& o, const TemporaryFolder&) { still(o, 5); });
   EXPECT_TRUE(holds(brief.failure, {"cannot tell whether the model learns: too few steps"}));
   EXPECT_EQ(bad.said + brief.said, "") << "a verdict that is none";
@@ -433,8 +391,7 @@ TEST(SeeingFit, OneBatchIsLearntByHeartAndItsVerdictCanBeNo) {
 
 TEST(SeeingFit, WhatNoStepCanFillIsNotWritten) {
   TemporaryFolder run;
-  auto options = [&](RunConfig& o) { o.checkpoint = run.file("run"); };
-  Looked first([&](RunConfig& o, const TemporaryFolder&) { options(o); });
+  Looked first([&](RunConfig& o, const TemporaryFolder&) { o.checkpoint = run.file("run"); });
   auto looks = [&](RunConfig& o, const TemporaryFolder& f) {
     o.resume = run.file("run");
     o.profiler = {.dot = f.file("tape.dot"), .trace = f.file("trace.json"), .warm_up = 2, .steps = 2};
@@ -449,14 +406,14 @@ TEST(SeeingFit, WhatNoStepCanFillIsNotWritten) {
     o.epochs = 3;
   });
   EXPECT_EQ(third.complained, "");
-  EXPECT_TRUE(holds(test::contents(third.folder.file("trace.json")), {"\"conv2d\""}));
+  EXPECT_TRUE(holds(contents(third.folder.file("trace.json")), {"\"conv2d\""}));
 
   Looked other([](RunConfig& o, const TemporaryFolder& f) {
     o.profiler.dot = f.file("thesis.dot");
     write_file(o.profiler.dot, "graph of mine {}");
   });
   EXPECT_TRUE(holds(other.failure, {"--dot ", "something else"}));
-  EXPECT_EQ(test::contents(other.folder.file("thesis.dot")), "graph of mine {}");
+  EXPECT_EQ(contents(other.folder.file("thesis.dot")), "graph of mine {}");
 }
 
 TEST(SeeingFit, SummarySaysWhatThisTrainingKeeps) {
@@ -487,3 +444,4 @@ TEST(SeeingFit, SummarySaysWhatThisTrainingKeeps) {
 }
 
 }  // namespace
+}  // namespace tandem::test

@@ -1,15 +1,9 @@
 // NaN, infinities, zeros of both signs, denormals, and numbers whose squares overflow, through every operation. A NaN
 // stays visible, forward and backward; what PyTorch makes of the others, we make. The numbers are specials.safetensors.
-#include <algorithm>
-#include <cmath>
-#include <set>
-
 #include "tests/op_table.h"
 #include "tests/support.h"
 
-using namespace tandem;
-using namespace tandem::test;
-
+namespace tandem::test {
 namespace {
 
 const Dumps& dumps() { return Dumps::of("specials"); }
@@ -301,3 +295,4 @@ TEST(SpecialValues, DigitsNearZeroAndInTheTails) {
 }
 
 }  // namespace
+}  // namespace tandem::test

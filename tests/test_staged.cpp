@@ -1,9 +1,5 @@
 // Collectives on memory of devices through the host, on twins that run behind the host's back: in chunks of odd sizes,
 // against the sums themselves.
-#include <gtest/gtest.h>
-
-#include <chrono>
-
 #include "dist/collectives/in_process.h"
 #include "dist/collectives/staged.h"
 #include "tests/device_collectives.h"
@@ -17,10 +13,8 @@ std::vector<std::string> on_ranks(int n, std::size_t chunk_bytes, const Body& bo
                                   const InProcessOptions& wire = {.deadline = 20}, double deadline = 20) {
   auto ranks = in_process(n, wire);
   return ranks_say(n, [&](int r) {
-    Twin twin;
-    twin.behind = true;
-    auto mine =
-        staged(std::move(ranks[std::size_t(r)]), twin, {.chunk_bytes = chunk_bytes, .chunks = 3, .deadline = deadline});
+    AsynchronousTwin twin;
+    auto mine = staged(std::move(ranks[r]), twin, {.chunk_bytes = chunk_bytes, .chunks = 3, .deadline = deadline});
     body(*mine, twin);
   });
 }

@@ -1,25 +1,13 @@
 // Batch norm over all ranks: what K ranks compute with their shares is what one machine computes with the whole batch.
-#include <gtest/gtest.h>
-
-#include <cmath>
-
-#include "datasets/loader.h"
-#include "datasets/synthetic.h"
-#include "dist/collectives/in_process.h"
 #include "dist/strategies/all_reduce.h"
 #include "dist/strategies/sync_batch_norm.h"
-#include "layers/layers.h"
-#include "layers/train/fit.h"
-#include "tests/ranks.h"
-#include "tests/support.h"
+#include "tests/replicas.h"
 #include "tests/twin.h"
 
 namespace tandem::test {
 namespace {
 
 using Numbers = std::vector<double>;
-
-double furthest(const Numbers& a, const Numbers& b) { return difference(a, b).error; }
 
 // The gatherer of one rank over a communicator that nobody else uses.
 std::shared_ptr<AcrossRanks> across(Communicator& c) {
@@ -82,7 +70,7 @@ void parts_are_the_whole(const std::function<std::unique_ptr<Backend>()>& make, 
       }));
       Result joined = parts[0];
       for (int r = 1; r < n; r++) {
-        const Result& p = parts[std::size_t(r)];
+        const Result& p = parts[r];
         joined.y.insert(joined.y.end(), p.y.begin(), p.y.end());
         joined.dx.insert(joined.dx.end(), p.dx.begin(), p.dx.end());
         joined.dresidual.insert(joined.dresidual.end(), p.dresidual.begin(), p.dresidual.end());
@@ -123,7 +111,7 @@ TEST(SyncBatchNorm, AMeanThatIsFarAwayLeavesTheVariance) {
     const Variable one(Tensor::full(*own, {1}, 1, DType::f64));
     const double at = 1e6 + r;  // 1e6, 1e6 and 1e6 + 1, 1e6 + 1
     sync_batch_norm(Variable(Tensor::of(*own, {2, 1}, {at, at}, DType::f64)), one, one, mean, variance, {.momentum = 1},
-                    {}, across(*two[std::size_t(r)]));
+                    {}, across(*two[r]));
     require(std::abs(variance.item() - 1.0 / 3) < 1e-12, "the variance is ", variance.item());
   }));
 }
@@ -144,28 +132,9 @@ struct Block : Module {
   }
 };
 
-struct Ended {
-  Numbers weights, buffers;
-  std::string said;
-};
-
 std::vector<Ended> on_ranks(int n, const std::function<void(Strategy&, Ended&)>& body) {
-  auto ranks = in_process(n, {.deadline = 30});
-  std::vector<Ended> runs(static_cast<std::size_t>(n));
-  const auto said = ranks_say(n, [&](int r) {
-    auto strategy = all_reduce(std::move(ranks[std::size_t(r)]), {.bucket_bytes = 4096});
-    body(*strategy, runs[std::size_t(r)]);
-  });
-  for (std::size_t r = 0; r < runs.size(); r++) runs[r].said = said[r];
-  return runs;
-}
-
-void same_bits(const std::vector<Ended>& runs) {
-  for (std::size_t r = 0; r < runs.size(); r++) {
-    EXPECT_EQ(runs[r].said, "") << "rank " << r;
-    EXPECT_TRUE(runs[r].weights == runs[0].weights) << "rank " << r << " has other weights than rank 0";
-    EXPECT_TRUE(runs[r].buffers == runs[0].buffers) << "rank " << r << " has other statistics than rank 0";
-  }
+  return on_ranks(
+      n, [](std::unique_ptr<Communicator> c) { return all_reduce(std::move(c), {.bucket_bytes = 4096}); }, body);
 }
 
 // In double. Of 37 pictures in batches of 24, the second batch has 13, which no number of ranks here divides.
@@ -178,8 +147,7 @@ void train(Strategy& strategy, Ended& run, int steps, bool sync) {
   Task task = classification();
   strategy.prepare(model, task, {.sync_batch_norm = sync});
   FlatParameters flat(model, *backend, 100, {}, DType::f64);
-  SGD sgd({.learning_rate = 0.1, .momentum = 0.9});
-  sgd.bind(flat);
+  BoundSgd sgd(flat, {.learning_rate = 0.1, .momentum = 0.9});
   strategy.begin(flat, sgd);
   int done = 0;
   for (std::int64_t epoch = 0; done < steps; epoch++) {
@@ -233,10 +201,8 @@ void fit_on(Backend& backend, Strategy& strategy, Ended& run, RunConfig options,
   options.progress = false;
   options.sync_batch_norm = true;
   fit(model, cross_entropy_loss(), sgd, backend, {train, nullptr, &test}, options, &strategy);
-  for (auto& [name, p] : model.parameters())
-    for (double v : p->variable.value().values()) run.weights.push_back(v);
-  for (auto& [name, s] : model.buffers())
-    for (double v : s->tensor.values()) run.buffers.push_back(v);
+  run.weights = parameter_values(model);
+  run.buffers = buffer_values(model);
 }
 
 std::vector<Ended> fits(int n, const RunConfig& options, int broken = -1) {
@@ -265,8 +231,7 @@ TEST(SyncBatchNorm, DevicesGiveTheBitsOfTheHost) {
   const auto host = fits(2, {.epochs = 3});
   testing::internal::CaptureStderr();
   const auto twins = on_ranks(2, [&](Strategy& s, Ended& run) {
-    Twin twin;
-    twin.behind = true;
+    AsynchronousTwin twin;
     fit_on(twin, s, run, {.epochs = 3});
   });
   EXPECT_TRUE(holds(testing::internal::GetCapturedStderr(), {"cannot be recorded: batch norm exchanges"}));

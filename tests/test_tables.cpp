@@ -1,10 +1,5 @@
 // Tables of numbers, their batches, and the tasks beside classification: regression and several labels.
-#include <cmath>
-#include <set>
-
-#include "datasets/table.h"
 #include "dist/strategies/all_reduce.h"
-#include "layers/train/evaluate.h"
 #include "tests/data_files.h"
 #include "tests/replicas.h"
 
@@ -52,9 +47,9 @@ Table numbers_table(std::int64_t rows) {
   t.features = host_tensor({rows, 3}, DType::f32), t.targets = host_tensor({rows, 2}, DType::f32);
   const std::vector<double> x = numbers("table", rows * 3, -1, 1);
   for (std::int64_t i = 0; i < rows; i++) {
-    for (int c = 0; c < 3; c++) t.features.write<float>()[i * 3 + c] = float(x[std::size_t(i * 3 + c)]);
-    t.targets.write<float>()[i * 2] = float(2 * x[std::size_t(i * 3)] - x[std::size_t(i * 3 + 1)]);
-    t.targets.write<float>()[i * 2 + 1] = float(x[std::size_t(i * 3 + 2)] > 0);
+    for (int c = 0; c < 3; c++) t.features.write<float>()[i * 3 + c] = float(x[i * 3 + c]);
+    t.targets.write<float>()[i * 2] = float(2 * x[i * 3] - x[i * 3 + 1]);
+    t.targets.write<float>()[i * 2 + 1] = float(x[i * 3 + 2] > 0);
   }
   return t;
 }
@@ -109,8 +104,7 @@ EpochReport fit_table(const Task& task, Strategy& strategy, Ended& run) {
   Net model;
   AdamW optimizer({.learning_rate = 0.01});
   const FitReport report = fit(model, task, optimizer, *backend, {train, nullptr, &test}, quiet(12), &strategy);
-  for (auto& [name, p] : model.parameters())
-    for (double v : p->variable.value().values()) run.weights.push_back(v);
+  run.weights = parameter_values(model);
   return report.epochs.back();
 }
 
@@ -176,9 +170,7 @@ TEST(Tasks, AreAPartOfTheRunsIdentity) {
     o.checkpoint = folder.file("run");
     if (task.name == "multi-label") o.resume = o.checkpoint, o.epochs = 3, o.progress = true;
     Strategy one;
-    testing::internal::CaptureStderr();
-    fit(model, task, sgd, *backend, {train}, o, &one);
-    const std::string said = testing::internal::GetCapturedStderr();
+    const std::string said = stderr_of([&] { fit(model, task, sgd, *backend, {train}, o, &one); });
     EXPECT_EQ(said.find("task was regression and is multi-label") != said.npos, task.name == "multi-label") << said;
   }
 }

@@ -1,24 +1,20 @@
 // The team of threads: who runs what, that parts may wait for each other, and that nobody spins for long.
-#include <gtest/gtest.h>
 #include <sched.h>
 #include <sys/time.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <csignal>
 #include <cstdlib>
 #include <numeric>
-#include <thread>
 
 #include "autograd/ops.h"
 #include "core/machine.h"
 #include "core/team.h"
 #include "tests/support.h"
 
-using namespace tandem;
-
+namespace tandem::test {
 namespace {
 
 double cpu_seconds() {  // of all threads of this process
@@ -31,7 +27,7 @@ TEST(Team, RunsEveryPartOnce) {
   for (int call = 0; call < 3000; call++) {
     const int parts = 1 + call % 6;
     std::vector<int> runs(std::size_t(parts), 0);
-    in_parts(parts, [&](int part) { runs[std::size_t(part)]++; });
+    in_parts(parts, [&](int part) { runs[part]++; });
     ASSERT_EQ(runs, std::vector<int>(std::size_t(parts), 1)) << "call " << call;
   }
 }
@@ -57,11 +53,9 @@ TEST(Team, InsideAPartPartsRunOneAfterAnother) {
   std::vector<int> seen(4 * 4, 0);
   in_parts(4, [&](int outer) {
     EXPECT_TRUE(team::inside());
-    in_parts(4, [&](int inner) {
-      seen[std::size_t(outer * 4 + inner)] = inner == 0 ? 1 : seen[std::size_t(outer * 4 + inner - 1)] + 1;
-    });
+    in_parts(4, [&](int inner) { seen[outer * 4 + inner] = inner == 0 ? 1 : seen[outer * 4 + inner - 1] + 1; });
   });
-  for (int i = 0; i < 16; i++) EXPECT_EQ(seen[std::size_t(i)], i % 4 + 1);
+  for (int i = 0; i < 16; i++) EXPECT_EQ(seen[i], i % 4 + 1);
   EXPECT_FALSE(team::inside());
 }
 
@@ -94,7 +88,7 @@ TEST(Team, AForkedProcessWorksAloneAndEnds) {
 
 // libgomp's threads would use 3 to 15 ms of every pause, each.
 TEST(Team, LeavesTheCoresSoonAfterItsWork) {
-  for (const auto& kind : test::backends()) {
+  for (const auto& kind : backends()) {
     auto b = kind.make();
     if (b->on_device()) continue;
     NoGrad off;
@@ -123,7 +117,7 @@ TEST(Team, ASignalDuringAProductHarmsNothing) {
   sigaction(SIGALRM, &count, &before);
   const itimerval often{{0, 1000}, {0, 1000}};
   setitimer(ITIMER_REAL, &often, nullptr);
-  for (const auto& kind : test::backends()) {
+  for (const auto& kind : backends()) {
     auto b = kind.make();
     if (b->on_device()) continue;
     NoGrad off;
@@ -156,3 +150,4 @@ TEST(Team, HasTheCoresOfTheAffinityMask) {
 }
 
 }  // namespace
+}  // namespace tandem::test

@@ -6,7 +6,7 @@
 #include "core/checksum.h"
 #include "core/text.h"
 
-namespace tandem {
+namespace tandem::test {
 namespace {
 
 TEST(Text, NumbersInTheirForms) {
@@ -61,4 +61,4 @@ TEST(Checksum, SeesEveryBitAndStaysAsItIs) {
 }
 
 }  // namespace
-}  // namespace tandem
+}  // namespace tandem::test

@@ -1,17 +1,8 @@
 // The tuner: what it predicts of a minibatch that it has not run, what it chooses, and the learning rate that goes with
 // it.
-#include <gtest/gtest.h>
-
-#include <cmath>
-#include <map>
-
-#include "core/backend.h"
-#include "datasets/loader.h"
-#include "datasets/synthetic.h"
-#include "layers/layers.h"
 #include "layers/optim/flat_parameters.h"
 #include "layers/train/tuner.h"
-#include "tests/support.h"
+#include "tests/training.h"
 
 namespace tandem::test {
 namespace {
@@ -42,7 +33,7 @@ TEST(Tuner, AMinibatchThatWasNotRunIsPredicted) {
     bytes += double(real.record.saved[i].bytes), guessed += double(guess.saved[i].bytes);
   EXPECT_NEAR(predicted / seconds, 1, 0.02);
   EXPECT_NEAR(guessed / bytes, 1, 0.05) << "blocks below 1 MiB are rounded up";
-  EXPECT_TRUE(refused([&] { at_batch(r.large, r.small, 48); }, {"the smaller minibatch first"}));
+  EXPECT_REFUSED(at_batch(r.large, r.small, 48), "the smaller minibatch first");
 }
 
 // On the simulated device: a plan takes the time, and the memory, that was predicted without running it.
@@ -96,7 +87,7 @@ TEST(Tuner, APlanTakesTheTimeThatWasPredicted) {
   EXPECT_EQ(events["memory"], int(best.record.events.size()));
   EXPECT_TRUE(events["budget"] > 22 && events["budget"] <= 33) << events["budget"];
   o.budget = 1 << 20, o.multiples = {}, o.batches = {8};
-  EXPECT_TRUE(refused([&] { tune(r.small, r.large, o); }, {"1.00 MiB", "too small", "a minibatch of 8 needs"}));
+  EXPECT_REFUSED(tune(r.small, r.large, o), "1.00 MiB", "too small", "a minibatch of 8 needs");
 }
 
 TEST(Tuner, ExchangeIsHiddenUnderBackward) {

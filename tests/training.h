@@ -1,13 +1,10 @@
 // What tests of training share: a small network, quiet options, weights as numbers, a command line.
 #pragma once
 #include <iterator>
-#include <sstream>
-#include <string>
-#include <vector>
 
-#include "layers/layers.h"
-#include "layers/train/fit.h"
-#include "layers/train/options.h"
+#include "datasets/synthetic.h"
+#include "tandem.h"
+#include "tests/support.h"
 
 namespace tandem::test {
 
@@ -21,7 +18,18 @@ struct Tiny : Module {
   Variable forward(const Variable& x) override { return fc(flatten(bn2(conv2(max_pool2d(bn1(conv1(x))))))); }
 };
 
-inline RunConfig quiet_options(int epochs, std::uint64_t seed = 1) {
+// No batch norm: a batch in parts has the gradient of the whole.
+struct Plain : Module {
+  Linear& fc1 = child<Linear>("fc1", 64, 32, true, true);
+  Linear& fc2 = child<Linear>("fc2", 32, 10);
+  Variable forward(const Variable& x) override { return fc2(fc1(flatten(x))); }
+};
+
+struct BoundSgd : SGD {
+  BoundSgd(FlatParameters& flat, const SGDOptions& options) : SGD(options) { bind(flat); }
+};
+
+inline RunConfig quiet(int epochs, std::uint64_t seed = 1) {
   RunConfig o;
   o.epochs = epochs;
   o.seed = seed;
@@ -29,15 +37,22 @@ inline RunConfig quiet_options(int epochs, std::uint64_t seed = 1) {
   return o;
 }
 
-// All parameters and buffers.
-inline std::vector<double> weights_of(Module& m) {
+inline std::vector<double> parameter_values(Module& m) {
   std::vector<double> all;
-  auto add = [&](const Tensor& t) {
-    const std::vector<double> values = t.values();
-    all.insert(all.end(), values.begin(), values.end());
-  };
-  for (auto& [name, p] : m.parameters()) add(p->variable.value());
-  for (auto& [name, s] : m.buffers()) add(s->tensor);
+  for (auto& [name, p] : m.parameters())
+    for (double v : p->variable.value().values()) all.push_back(v);
+  return all;
+}
+inline std::vector<double> buffer_values(Module& m) {
+  std::vector<double> all;
+  for (auto& [name, s] : m.buffers())
+    for (double v : s->tensor.values()) all.push_back(v);
+  return all;
+}
+inline std::vector<double> weights_of(Module& m) {  // parameters, then buffers
+  std::vector<double> all = parameter_values(m);
+  const std::vector<double> buffers = buffer_values(m);
+  all.insert(all.end(), buffers.begin(), buffers.end());
   return all;
 }
 

@@ -206,6 +206,10 @@ class Twin : private Blocks, public reference::ReferenceBackend {
   TwinQueue in_order_{*this};
 };
 
+struct AsynchronousTwin : Twin {
+  AsynchronousTwin() { behind = true; }
+};
+
 inline bool TwinQueue::step() { return !twin_.stuck && next(); }
 inline void TwinQueue::mark(Event& event) {
   if (this == &twin_.in_order_ && twin_.recording_) return;

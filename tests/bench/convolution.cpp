@@ -4,18 +4,13 @@
 // Each row alternates the algorithms (A B C A B C …) and prints the smallest and the median of seven; weights are
 // prepared in every call, as in training. The totals take for each pass the algorithm with the best median, times the
 // layers of its kind.
-#include <algorithm>
-#include <chrono>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <ctime>
 #include <map>
-#include <memory>
-#include <string>
-#include <vector>
 
 #include "core/cpu/convolution.h"
+#include "tests/bench/timing.h"
 
 using namespace tandem;
 using namespace tandem::cpu;
@@ -101,9 +96,9 @@ void run(int threads, const char* only) {
                   int(s.kh), int(s.kw), int(s.stride_h), cpu::name_of(pass));
       double best = 1e30, best_median = 1e30;
       for (std::size_t i = 0; i < each.size(); i++) {
-        std::sort(times[i].begin(), times[i].end());
-        std::printf("  %s %.2f / %.2f", cpu::name_of(found[i]), times[i].front(), times[i][times[i].size() / 2]);
-        best = std::min(best, times[i].front()), best_median = std::min(best_median, times[i][times[i].size() / 2]);
+        const double least = *std::min_element(times[i].begin(), times[i].end()), middle = median(times[i]);
+        std::printf("  %s %.2f / %.2f", cpu::name_of(found[i]), least, middle);
+        best = std::min(best, least), best_median = std::min(best_median, middle);
       }
       std::printf("  (%.0f GFLOP/s; %s)\n", s.flops() / best / 1e6, any.library().kernel<T>(s, pass).name.c_str());
       std::fflush(stdout);

@@ -4,26 +4,18 @@
 // STEP: the same with the gradients exchanged; both medians over alternating blocks. BYTES of gradients, of one bucket;
 // EXPOSED milliseconds of a step in which it only waited for the network. The peer (peers/step_ddp.py) does the same.
 //   tandem-run -n 2 bench_distributed MODEL BATCH …
-#include <algorithm>
-#include <chrono>
 #include <cstdio>
-#include <cstdlib>
 #include <map>
 
 #include "core/random.h"
 #include "layers/models/models.h"
 #include "layers/train/options.h"
 #include "layers/train/strategy.h"
-#include "tests/bench/helpers_first.h"
+#include "tests/bench/timing.h"
 
 using namespace tandem;
 
 namespace {
-
-double median(std::vector<double> v) {
-  std::sort(v.begin(), v.end());
-  return v[v.size() / 2];
-}
 
 struct StepLoop {
   std::unique_ptr<Module> model;
@@ -74,9 +66,10 @@ int main(int argc, char** argv) {
       };
       auto block = [&](StepLoop& t, Strategy& s, int steps) {
         strategy->sum({});  // all ranks begin together
-        const auto begin = std::chrono::steady_clock::now();
-        for (int i = 0; i < steps; i++) t.step(s);
-        return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count() / steps;
+        return milliseconds([&] {
+                 for (int i = 0; i < steps; i++) t.step(s);
+               }) /
+               steps;
       };
       block(alone, nothing, 2);
       const double once = block(shared, *strategy, 3);

@@ -4,30 +4,20 @@
 // COMPUTE: a step of one machine, while every rank makes such steps by itself; STEP: one under the strategy; EXCHANGE:
 // what of that lies between backward and the next batch. Medians, without the first steps.
 //   tandem-run -n 2 --strategy asgd bench_fit MODEL BATCH STEPS
-#include <algorithm>
 #include <cstdio>
-#include <cstdlib>
-#include <string>
-#include <vector>
 
-#include "core/clock.h"
 #include "datasets/loader.h"
 #include "datasets/synthetic.h"
 #include "layers/models/models.h"
 #include "layers/train/options.h"
 #include "layers/train/run.h"
-#include "tests/bench/helpers_first.h"
+#include "tests/bench/timing.h"
 
 using namespace tandem;
 
 namespace {
 
 constexpr int first = 5;  // steps that are not counted: memory is touched, and algorithms are chosen
-
-double median(std::vector<double> v) {
-  std::sort(v.begin(), v.end());
-  return v.empty() ? 0 : v[v.size() / 2];
-}
 
 struct Times : Callback {
   int steps = 0;

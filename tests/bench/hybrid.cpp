@@ -3,16 +3,14 @@
 // STEP: milliseconds, the median of blocks of at least a second. MOVED: MB that one rank sent in a step. MEMORY: MB of
 // a rank, where what ranks share counts once for all of them.
 //   tandem-run -n 4 --strategy hybrid bench_hybrid CLASSES FEATURES BATCH …       (batches over all ranks)
-#include <algorithm>
-#include <chrono>
 #include <cstdio>
-#include <fstream>
 #include <map>
 
 #include "core/random.h"
 #include "layers/layers.h"
 #include "layers/train/options.h"
 #include "layers/train/strategy.h"
+#include "tests/bench/timing.h"
 
 using namespace tandem;
 
@@ -74,16 +72,15 @@ int main(int argc, char** argv) {
                         std::atoll(argv[a]) / strategy->size());
       auto seconds = [&](int steps) {
         strategy->sum({});  // all ranks begin together
-        const auto begin = std::chrono::steady_clock::now();
-        for (int i = 0; i < steps; i++) training.step(*strategy);
-        return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+        return seconds_of([&] {
+          for (int i = 0; i < steps; i++) training.step(*strategy);
+        });
       };
       seconds(1);
       const double slowest = strategy->sum({.loss = seconds(1)}).loss / strategy->size();
       const int steps = std::max(1, int(1 / slowest));
       std::vector<double> blocks;
       for (int b = 0; b < 7; b++) blocks.push_back(seconds(steps) / steps);
-      std::sort(blocks.begin(), blocks.end());
       const double memory = strategy->sum({.loss = resident_megabytes()}).loss / strategy->size();
       const Measures all = strategy->end();
       // Rank 0 has also sent the first weights.
@@ -91,7 +88,7 @@ int main(int argc, char** argv) {
           double(training.flat.all(OwnerClass::replicated).length()) * sizeof(float) * (strategy->size() - 1);
       const double sent = std::map<std::string, double>(all.begin(), all.end())["sent_bytes"] - first;
       if (strategy->rank() == 0)
-        std::printf("%s %.1f %.2f %.0f\n", argv[a], 1e3 * blocks[3], sent / 1e6 / (2 + 7 * steps), memory);
+        std::printf("%s %.1f %.2f %.0f\n", argv[a], 1e3 * median(blocks), sent / 1e6 / (2 + 7 * steps), memory);
     }
     return 0;
   });

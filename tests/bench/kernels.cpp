@@ -3,18 +3,11 @@
 // can give. The two alternate, A B A B; medians and best times are printed (on a busy machine only the best mean
 // something), and the last lines repeat the first, to show how steady the machine was.
 //   bench_kernels [threads] [repetitions]
-#include <algorithm>
-#include <chrono>
 #include <cstdio>
-#include <cstdlib>
-#include <functional>
-#include <memory>
-#include <new>
-#include <vector>
 
 #include "autograd/ops.h"
-#include "core/backend.h"
 #include "core/launch.h"
+#include "tests/bench/timing.h"
 
 using namespace tandem;
 
@@ -22,21 +15,11 @@ namespace {
 
 int threads = 2, repetitions = 15;
 
-double milliseconds(const std::function<void()>& f) {
-  auto start = std::chrono::steady_clock::now();
-  f();
-  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
-}
-double median(std::vector<double> v) {
-  std::nth_element(v.begin(), v.begin() + v.size() / 2, v.end());
-  return v[v.size() / 2];
-}
-
-std::unique_ptr<Backend> backend;
+std::unique_ptr<Backend> device;
 
 template <class T>
 struct Array : Tensor {
-  explicit Array(std::int64_t n) : Tensor(*backend, {n}, dtype_of<T>), p(write<T>()) {
+  explicit Array(std::int64_t n) : Tensor(*device, {n}, dtype_of<T>), p(write<T>()) {
     for (std::int64_t i = 0; i < n; i++) p[i] = static_cast<T>(static_cast<float>(i * 7 % 1001) / 500 - 1);
   }
   T* p;
@@ -95,11 +78,11 @@ void norms(const char* type, const char* shape, std::int64_t rows, std::int64_t 
   NormShape s{rows, c};
   s.relu = true;
   auto forward = [&](const Tensor* added) {
-    backend->batch_norm(s, x, added, gamma, beta, running, variance, y, mean, inverse);
+    device->batch_norm(s, x, added, gamma, beta, running, variance, y, mean, inverse);
   };
   Backend::NormGradients out{.dx = &dx, .dgamma = &dgamma, .dbeta = &dbeta};
   auto backward = [&](const Tensor* masked) {
-    backend->batch_norm_backward(s, x, masked, dy, gamma, beta, mean, inverse, out);
+    device->batch_norm_backward(s, x, masked, dy, gamma, beta, mean, inverse, out);
   };
   const Pass reads{{x.p}, nullptr, bytes}, writes_y{{x.p}, y.p, bytes}, reads_both{{x.p, dy.p}, nullptr, bytes},
       writes_dx{{x.p, dy.p}, dx.p, bytes};
@@ -108,10 +91,10 @@ void norms(const char* type, const char* shape, std::int64_t rows, std::int64_t 
   row("  backward", type, shape, [&] { backward(nullptr); }, {reads_both, writes_dx});
   out.dresidual = &dy;
   row("  backward +residual", type, shape, [&] { backward(&y); }, {reads_both, {{y.p}, dy.p, bytes}, writes_dx});
-  auto inference = [&] { backend->batch_norm_inference(s, x, nullptr, gamma, beta, mean, gamma, y); };
+  auto inference = [&] { device->batch_norm_inference(s, x, nullptr, gamma, beta, mean, gamma, y); };
   row("  inference", type, shape, inference, {writes_y});
   const Pass reads_dy{{dy.p}, nullptr, bytes};
-  row("sum rows", type, shape, [&] { backend->sum_rows(dy, dbeta, false); }, {reads_dy});
+  row("sum rows", type, shape, [&] { device->sum_rows(dy, dbeta, false); }, {reads_dy});
 }
 
 template <class T>
@@ -122,13 +105,13 @@ void pools(const char* type, const char* shape, PoolShape s) {
   const std::size_t bytes = n * sizeof(T), small = m * sizeof(T);
   const Pass reads{{x.p}, nullptr, bytes}, writes_y{{x.p}, y.p, small}, writes_argmax{{x.p}, argmax.p, std::size_t(m)};
   const std::vector<Pass> backward{{{dy.p}, nullptr, small}, {{x.p}, dx.p, bytes}};
-  auto max_pool = [&] { backend->max_pool(s, x, true, y, &argmax); };
+  auto max_pool = [&] { device->max_pool(s, x, true, y, &argmax); };
   row("max pool+relu", type, shape, max_pool, {reads, writes_y, writes_argmax});
   row(
-      "  backward", type, shape, [&] { backend->max_pool_backward(s, dy, argmax, dx, false); }, backward);
-  row("average pool", type, shape, [&] { backend->average_pool(s, x, y); }, {reads, writes_y});
+      "  backward", type, shape, [&] { device->max_pool_backward(s, dy, argmax, dx, false); }, backward);
+  row("average pool", type, shape, [&] { device->average_pool(s, x, y); }, {reads, writes_y});
   row(
-      "  backward", type, shape, [&] { backend->average_pool_backward(s, dy, dx, false); }, backward);
+      "  backward", type, shape, [&] { device->average_pool_backward(s, dy, dx, false); }, backward);
 }
 
 template <class T>
@@ -141,8 +124,8 @@ void losses(const char* type, const char* shape, std::int64_t rows, std::int64_t
   const Tensor logits = x.reshape({rows, classes});
   Tensor gradient = dx.reshape({rows, classes});
   const Pass writes_p{{x.p}, p.p, bytes}, writes_dx{{x.p}, dx.p, bytes};
-  auto forward = [&] { backend->cross_entropy(logits, labels, 0.1, loss, p, nullptr); };
-  auto backward = [&] { backend->cross_entropy_backward(p, labels, 0.1, loss, gradient, false); };
+  auto forward = [&] { device->cross_entropy(logits, labels, 0.1, loss, p, nullptr); };
+  auto backward = [&] { device->cross_entropy_backward(p, labels, 0.1, loss, gradient, false); };
   row("cross-entropy", type, shape, forward, {writes_p});
   row("  backward", type, shape, backward, {writes_dx});
 }
@@ -161,7 +144,7 @@ void broadcasts() {
                 {"NC·N1", {4096, 1000}, {4096, 1}},
                 {"NC·1", {4096, 1000}, {1}}};
   for (const auto& s : shapes) {
-    Variable a(Tensor::full(*backend, s.a, 1.5), true), b(Tensor::full(*backend, s.b, 2), true);
+    Variable a(Tensor::full(*device, s.a, 1.5), true), b(Tensor::full(*device, s.b, 2), true);
     const std::int64_t n = s.a.numel();
     Array<float> from(n), to(n);
     const bool both = s.b.numel() == n;
@@ -174,7 +157,7 @@ void broadcasts() {
     if (both) writes_y.from.push_back(a.value().raw());
     row("mul", "f32", s.name, product, {writes_y});
     Variable y = a * b;
-    const Tensor dy = Tensor::full(*backend, s.a, 1);
+    const Tensor dy = Tensor::full(*device, s.a, 1);
     // Reads dy, a and b, writes da and db.
     auto gradients = [&] {
       GradientSlot slots[] = {GradientSlot(a.leaf()), GradientSlot(b.leaf())};
@@ -211,10 +194,10 @@ int main(int argc, char** argv) {
   if (argc > 2) repetitions = std::atoi(argv[2]);
   std::printf("%d threads, %d repetitions, ms    median: op    plain share   best: op    plain share\n", threads,
               repetitions);
-  backend = cpu_backend(threads);
+  device = cpu_backend(threads);
   broadcasts();
   table<float>("f32");
   table<bf16>("bf16");
   norms<float>("f32", "128x32x32x16", 128 * 32 * 32, 16);
-  backend.reset();
+  device.reset();
 }

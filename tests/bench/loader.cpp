@@ -1,14 +1,12 @@
 // How many pictures a second one thread makes ready: the loader must never be what a training waits for. Counted in the
 // thread's own CPU time, so that other work on the machine does not matter much.
 //   bench_loader [DATA SET [SIZE]]      (default cifar-10, or synthetic-cifar-10 where that is not found)
-#include <algorithm>
 #include <cstdio>
-#include <cstdlib>
 #include <ctime>
-#include <vector>
 
 #include "datasets/loader.h"
 #include "layers/train/options.h"
+#include "tests/bench/timing.h"
 
 using namespace tandem;
 
@@ -46,9 +44,8 @@ int main(int argc, char** argv) {
           for (Batch batch; loader.next(batch);) {}
           rates.push_back(double(loader.pictures_per_epoch()) / (seconds() - from));
         }
-        std::sort(rates.begin(), rates.end());
         std::printf("%s, %s: %.0f pictures/s on one thread\n", name_of(dtype), augment ? "crop and flip" : "as it is",
-                    rates[3]);
+                    median(rates));
       }
   });
 }

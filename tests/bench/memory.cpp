@@ -9,32 +9,18 @@
 // with a line of JSON: seconds of a step, the forecast and what was measured, peaks of the allocator and of resident
 // memory above the start. The first line, after the steps that the plan needs, says the same.
 #include <cstdio>
-#include <cstdlib>
-#include <fstream>
 #include <iostream>
-#include <map>
-#include <optional>
-#include <string>
 
 #include "autograd/memory_plan.h"
 #include "autograd/ops.h"
 #include "core/backend.h"
-#include "core/clock.h"
-#include "core/mover.h"
 #include "layers/models/models.h"
-#include "layers/optim/flat_parameters.h"
 #include "layers/optim/optimizer.h"
+#include "tests/bench/timing.h"
 
 using namespace tandem;
 
 namespace {
-
-std::size_t resident(const char* field) {  // of this process, in bytes
-  std::ifstream in("/proc/self/status");
-  for (std::string word; in >> word;)
-    if (std::size_t kib; word == field && in >> kib) return kib * 1024;
-  return 0;
-}
 
 struct Arguments {
   std::map<std::string, std::string> given;
@@ -102,7 +88,7 @@ void answer(const Training& t, double seconds, std::size_t start) {
       "\"out\": %.3g, "
       "\"in\": %.3g}\n",
       seconds, plan.choice()->forecast.seconds, m.seconds, plan.choice()->forecast.stall, m.stall, saved, m.swapped,
-      m.recomputed, m.on_demand, m.peak, resident("VmHWM:") - std::min(start, resident("VmHWM:")),
+      m.recomputed, m.on_demand, m.peak, of_this_process("VmHWM:") - std::min(start, of_this_process("VmHWM:")),
       smallest_budget(plan.record(), plan.means()), rates.out, rates.in);
   std::fflush(stdout);
 }
@@ -110,7 +96,7 @@ void answer(const Training& t, double seconds, std::size_t start) {
 int run(const Arguments& a) {
   const auto backend = cpu_backend(int(a.whole("--threads", 2)));
   backend->deterministic(true);
-  const std::size_t start = resident("VmRSS:"), budget = a.whole("--budget", 0);
+  const std::size_t start = of_this_process("VmRSS:"), budget = a.whole("--budget", 0);
   Training training(*backend, a.text("--model", "resnet110"), std::int64_t(a.whole("--batch", 128)),
                     std::int64_t(a.whole("--accumulate", 1)));
   MemoryPlan plan(*backend, budget ? file_mover(a.text("--scratch", "")) : nullptr,

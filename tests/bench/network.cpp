@@ -2,14 +2,11 @@
 // median over seven batches of the seconds that one takes. The peers (peers/network_mpi.c, peers/network_gloo.py) do
 // the same.
 //   tandem-run -n 2 bench_network BYTES…
-#include <algorithm>
-#include <chrono>
 #include <cstdio>
-#include <cstdlib>
-#include <vector>
 
 #include "dist/job/job.h"
 #include "layers/train/options.h"
+#include "tests/bench/timing.h"
 
 using namespace tandem;
 
@@ -25,13 +22,12 @@ int main(int argc, char** argv) {
       std::vector<double> seconds;
       for (int batch = -1; batch < 7; batch++) {
         c->barrier().wait();
-        const auto begin = std::chrono::steady_clock::now();
-        for (std::int64_t k = 0; k < calls; k++) c->all_reduce(data).wait();
-        const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
-        if (batch >= 0) seconds.push_back(took.count() / double(calls));  // the first one warms up
+        const double took = seconds_of([&] {
+          for (std::int64_t k = 0; k < calls; k++) c->all_reduce(data).wait();
+        });
+        if (batch >= 0) seconds.push_back(took / double(calls));  // the first one warms up
       }
-      std::sort(seconds.begin(), seconds.end());
-      if (c->rank() == 0) std::printf("%lld %.9f\n", static_cast<long long>(bytes), seconds[3]);
+      if (c->rank() == 0) std::printf("%lld %.9f\n", static_cast<long long>(bytes), median(seconds));
     }
     c->barrier().wait();
   });

@@ -2,29 +2,16 @@
 // bytes that it must read and write are divided by that time. `ratio` is rule / copy: 1 is what the memory gives, above
 // it a rule gains from reading where it writes. Best times, one thread.
 //   bench_rules [repetitions] [JSONL file]
-#include <chrono>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
-#include <string>
-#include <vector>
 
 #include "core/files/files.h"
 #include "dist/server/rules.h"
+#include "tests/bench/timing.h"
 
 using namespace tandem;
 
-namespace {
-
 constexpr std::int64_t n = 10'000'000;
-
-double seconds(const auto& f) {
-  const auto start = std::chrono::steady_clock::now();
-  f();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
-}  // namespace
 
 int main(int argc, char** argv) {
   const int repetitions = argc > 1 ? std::atoi(argv[1]) : 15;
@@ -45,10 +32,10 @@ int main(int argc, char** argv) {
     const int vectors = 3 + 2 * keeps.velocity + keeps.sent + 2 * keeps.square_avg + 2 * keeps.own;
     double best = 1e9, copy = 1e9;
     for (int r = 0; r < repetitions; r++) {
-      best = std::min(best, seconds([&] {
+      best = std::min(best, seconds_of([&] {
                         rule->push(x, n, {.learning_rate = 1e-6, .momentum = 0.9, .delay = 3, .mean_delay = 3});
                       }));
-      copy = std::min(copy, seconds([&] { std::memcpy(velocity.data(), g.data(), n * sizeof(float)); }));
+      copy = std::min(copy, seconds_of([&] { std::memcpy(velocity.data(), g.data(), n * sizeof(float)); }));
     }
     const double ours = vectors * n * 4e-9 / best, peer = 2 * n * 4e-9 / copy;
     char line[200];

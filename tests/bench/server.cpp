@@ -6,16 +6,13 @@
 // An exchange is one push with the weights in its answer; PULL is an exchange without a gradient, PUSH the rest of one
 // with.
 //   tandem-run -n 2 --strategy asgd --servers 1 bench_server ELEMENTS
-#include <algorithm>
-#include <chrono>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
-#include <vector>
 
 #include "dist/job/job.h"
 #include "dist/server/server.h"
 #include "layers/train/options.h"
+#include "tests/bench/timing.h"
 
 using namespace tandem;
 
@@ -38,29 +35,22 @@ int main(int argc, char** argv) {
       server_node.pull(w, {});
       std::vector<char> from(bytes, 1), to(bytes, 2);
       std::vector<double> exchange, pull, copy;
-      auto since = [](auto begin) {
-        return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-      };
       for (int round = 0; server_node.lease(); round++) {
-        auto begin = std::chrono::steady_clock::now();
-        server_node.push(g, {}, 1, {});
-        server_node.pull(w, {});
-        const double whole = since(begin);
-        begin = std::chrono::steady_clock::now();
-        server_node.ask();
-        server_node.pull(w, {});
-        const double alone = since(begin);
-        begin = std::chrono::steady_clock::now();
-        std::memcpy(to.data(), from.data(), bytes);
-        from[std::size_t(round)] = to[std::size_t(round) + 1];
-        const double copied = since(begin);
+        const double whole = seconds_of([&] {
+          server_node.push(g, {}, 1, {});
+          server_node.pull(w, {});
+        });
+        const double alone = seconds_of([&] {
+          server_node.ask();
+          server_node.pull(w, {});
+        });
+        const double copied = seconds_of([&] {
+          std::memcpy(to.data(), from.data(), bytes);
+          from[round] = to[round + 1];
+        });
         if (round == 0) continue;  // touches the memory for the first time
         exchange.push_back(whole), pull.push_back(alone), copy.push_back(copied);
       }
-      auto median = [](std::vector<double>& v) {
-        std::sort(v.begin(), v.end());
-        return v[v.size() / 2];
-      };
       const double e = median(exchange), p = median(pull);
       std::printf("%lld %.9f %.9f %.9f\n", static_cast<long long>(n), e - p, p, median(copy));
     }

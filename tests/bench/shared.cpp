@@ -2,11 +2,10 @@
 // several at once to see what they leave of each other's speed.
 //
 //   build/bench_shared MODEL     answers "ready"; then, for each line "for SECONDS", "images/s RATE" over that time
-#include <chrono>
 #include <cstdio>
 #include <iostream>
-#include <string>
 
+#include "core/clock.h"
 #include "datasets/loader.h"
 #include "layers/models/models.h"
 #include "layers/optim/optimizer.h"
@@ -14,7 +13,6 @@
 using namespace tandem;
 
 int main(int argc, char** argv) try {
-  using Clock = std::chrono::steady_clock;
   require(argc == 2, "usage: bench_shared MODEL");
   const std::string name = argv[1];
   auto backend = cpu_backend();
@@ -41,9 +39,8 @@ int main(int argc, char** argv) try {
   double seconds;
   for (std::string word; std::cin >> word >> seconds;) {
     const auto begin = Clock::now();
-    std::chrono::duration<double> passed{};
-    for (pictures = 0; passed.count() < seconds; passed = Clock::now() - begin) step();
-    std::printf("images/s %.0f\n", double(pictures) / passed.count());
+    for (pictures = 0; seconds_since(begin) < seconds;) step();
+    std::printf("images/s %.0f\n", double(pictures) / seconds_since(begin));
     std::fflush(stdout);
   }
   return 0;

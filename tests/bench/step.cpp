@@ -12,21 +12,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <array>
-#include <chrono>
 #include <cmath>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
-#include <fstream>
-#include <functional>
-#include <map>
-#include <memory>
 #include <sstream>
 
 #include "autograd/recorder.h"
-#include "core/clock.h"
 #include "core/cpu/convolution.h"
 #include "core/launch.h"
 #include "core/random.h"
@@ -34,24 +25,13 @@
 #include "layers/optim/optimizer.h"
 #include "layers/train/metrics.h"
 #include "layers/train/options.h"
+#include "tests/bench/timing.h"
 
 using namespace tandem;
 
 namespace {
 
 constexpr std::int64_t batch = 128;
-
-template <class F>
-double milliseconds(const F& f) {
-  auto begin = Clock::now();
-  f();
-  return 1e3 * seconds_since(begin);
-}
-
-double median(std::vector<double> v) {
-  std::nth_element(v.begin(), v.begin() + long(v.size() / 2), v.end());
-  return v[v.size() / 2];
-}
 
 // Arithmetic only, in registers: its time moves with the machine's clock and with what else runs, and with nothing of
 // ours.
@@ -67,13 +47,6 @@ double calibration() {
       (void)sink;
     }));
   return median(times);
-}
-
-std::int64_t status_kib(const char* field) {
-  std::ifstream in("/proc/self/status");
-  for (std::string line; std::getline(in, line);)
-    if (line.starts_with(field)) return std::atoll(line.c_str() + std::strlen(field) + 1);
-  return 0;
 }
 
 // ---- our step -------------------------------------------------------------------------------------------------------
@@ -318,11 +291,11 @@ void print_memory(const std::string& name, DType dtype, int threads) {
     tiny.step();
   }
   backend->memory().trim();
-  double before = double(status_kib("VmRSS:")) * 1024;
+  const auto before = of_this_process("VmRSS:");
   std::ofstream("/proc/self/clear_refs") << "5";
   Ours ours(*backend, name, dtype);
   for (int i = 0; i < 4; i++) ours.step();
-  std::printf("%.0f\n", double(status_kib("VmHWM:")) * 1024 - before);
+  std::printf("%.0f\n", double(of_this_process("VmHWM:")) - double(before));
 }
 
 // ---- a row ----------------------------------------------------------------------------------------------------------

@@ -1,0 +1,52 @@
+// What the benches share: how long something takes, medians, and threads of a bench that is started in real time.
+#pragma once
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "core/clock.h"
+
+namespace tandem {
+
+template <class F>
+double seconds_of(const F& f) {
+  const auto begin = Clock::now();
+  f();
+  return seconds_since(begin);
+}
+template <class F>
+double milliseconds(const F& f) {
+  return 1e3 * seconds_of(f);
+}
+
+inline double median(std::vector<double> v) {
+  std::sort(v.begin(), v.end());
+  return v.empty() ? 0 : v[v.size() / 2];
+}
+
+// A field of /proc/self/status, as "VmRSS:", in bytes.
+inline std::size_t of_this_process(const std::string& field) {
+  std::ifstream in("/proc/self/status");
+  for (std::string word; in >> word;)
+    if (std::size_t kib; word == field && in >> kib) return kib * 1024;
+  return 0;
+}
+
+// On a machine that other work is using, the bench may be started in real time (chrt -f 10): there, threads of equal
+// rank do not take turns, and those that move bytes must go before those that compute, as they would by themselves.
+inline void helpers_first() {
+  sched_param mine{};
+  if (sched_getscheduler(0) != SCHED_FIFO || sched_getparam(0, &mine) != 0) return;
+  const sched_param above{.sched_priority = mine.sched_priority + 1};
+  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task"))
+    if (const int id = std::atoi(task.path().filename().c_str()); id != getpid())
+      sched_setscheduler(id, SCHED_FIFO, &above);
+}
+
+}  // namespace tandem
