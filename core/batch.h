@@ -2,7 +2,9 @@
 #pragma once
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <string>
+#include <vector>
 
 #include "core/tensor.h"
 
@@ -42,6 +44,12 @@ class BatchSource {
   virtual Batch make(std::int64_t epoch, std::int64_t index) = 0;
   // The next make() will be for this batch: it may be made in advance.
   virtual void make_ahead(std::int64_t epoch, std::int64_t index) { (void)epoch, (void)index; }
+  // Workers whose data differ (datasets/partition.h): how many pictures of each class each of `workers` has, and the
+  // batches of one worker's own part. Empty, and null: all draw from all pictures.
+  virtual std::vector<std::vector<std::int64_t>> parts([[maybe_unused]] int workers) const { return {}; }
+  virtual std::unique_ptr<BatchSource> part([[maybe_unused]] int worker, [[maybe_unused]] int workers) const {
+    return nullptr;
+  }
   // The data that a program needs to give a trained model further pictures, as text; saved with the weights.
   virtual std::map<std::string, std::string> description() const { return {}; }
 };

@@ -9,16 +9,7 @@ namespace tandem {
 
 // ---- the epoch ------------------------------------------------------------------------------------------------------
 std::vector<std::int32_t> shuffled(std::int64_t n, std::uint64_t seed, std::int64_t epoch) {
-  std::vector<std::int32_t> order(n);
-  std::iota(order.begin(), order.end(), 0);
-  Philox random(seed, Stream::shuffle, std::uint32_t(epoch));
-  Words words{};
-  for (std::int64_t i = 0; i + 1 < n; i++) {  // Fisher-Yates
-    if (i % 4 == 0) words = random.block(std::uint32_t(i / 4));
-    std::int64_t j = i + std::int64_t((words.w[i % 4] * std::uint64_t(n - i)) >> 32);
-    std::swap(order[i], order[j]);
-  }
-  return order;
+  return permutation(n, Philox(seed, Stream::shuffle, std::uint32_t(epoch)));
 }
 
 std::vector<std::int32_t> epoch_order(std::int64_t n, bool shuffle, std::uint64_t seed, std::int64_t epoch) {
@@ -106,6 +97,42 @@ Loader::Loader(const Pictures& pictures, LoaderOptions options, Backend& backend
   share(o.rank, o.world);
 }
 
+Loader::Loader(const Loader& whole, Part part)
+    : pictures_(whole.pictures_),
+      options_(whole.options_),
+      part_(std::move(part)),
+      backend_(whole.backend_),
+      cut_(1, 1, 1, false),
+      images_(whole.images_),
+      labels_(whole.labels_),
+      work_(whole.work_) {
+  require(!part_.empty(), "loader of ", pictures_.name, ": a part without pictures");
+  options_.partition = {};
+  options_.drop_last = false;
+  if (backend_.on_device()) device_order_ = Tensor(backend_, {count()}, DType::i32);
+  share(0, 1);
+}
+
+std::vector<Part> Loader::all_parts(int workers) const {
+  if (options_.partition.kind == Partition::Kind::shared) return {};
+  const std::span<const std::int32_t> labels(pictures_.labels.data<std::int32_t>(), std::size_t(pictures_.count()));
+  return parts_of(options_.partition, labels, pictures_.classes, workers, options_.seed);
+}
+
+std::vector<std::vector<std::int64_t>> Loader::parts(int workers) const {
+  std::vector<std::vector<std::int64_t>> table;
+  for (const Part& part : all_parts(workers)) {
+    table.emplace_back(std::size_t(pictures_.classes));
+    for (std::int32_t i : part) table.back()[std::size_t(pictures_.labels.data<std::int32_t>()[i])]++;
+  }
+  return table;
+}
+
+std::unique_ptr<BatchSource> Loader::part(int worker, int workers) const {
+  std::vector<Part> all = all_parts(workers);
+  return all.empty() ? nullptr : std::make_unique<Loader>(*this, std::move(all[std::size_t(worker)]));
+}
+
 void Loader::share(int rank, int world) {
   halt();
   const std::string who = "loader of " + pictures_.name;
@@ -117,13 +144,13 @@ void Loader::share(int rank, int world) {
            " ranks: a rank would have no picture: use a larger --batch, or fewer ranks");
   o.rank = rank;
   o.world = world;
-  cut_ = Cut(pictures_.count(), batch, world, o.drop_last);
+  cut_ = Cut(count(), batch, world, o.drop_last);
   if (cut_.batches == 0)
-    refuse(who, ": ", pictures_.count(), pictures_.count() == 1 ? " picture does" : " pictures do",
-           " not fill a batch of ", o.drop_last ? batch : world, world > 1 ? " over all ranks" : "",
+    refuse(who, ": ", count(), count() == 1 ? " picture does" : " pictures do", " not fill a batch of ",
+           o.drop_last ? batch : world, world > 1 ? " over all ranks" : "",
            o.batch_per_rank > 0 ? ": use a smaller --batch-per-rank or --val" : ": use a smaller --batch or --val",
            world > 1 ? ", or fewer ranks" : "");
-  most_ = (std::min(batch, pictures_.count()) + world - 1) / world;
+  most_ = (std::min(batch, count()) + world - 1) / world;
   epoch_ = -1;
   order_.clear();
   memory_.clear();
@@ -153,6 +180,13 @@ void Loader::rest() {
   made_ = given_ = cut_.batches;
   memory_.clear();
   ring_.clear();
+}
+
+std::vector<std::int32_t> Loader::order_of(std::int64_t epoch) const {
+  std::vector<std::int32_t> order = epoch_order(count(), options_.shuffle, options_.seed, epoch);
+  if (!part_.empty())
+    for (std::int32_t& i : order) i = part_[std::size_t(i)];
+  return order;
 }
 
 // `order` points to the batch's first picture. The batch is the used part of `memory`.
@@ -187,8 +221,7 @@ void Loader::start(std::int64_t epoch, std::int64_t first) {
           ": cannot start epoch ", epoch, " at batch ", first, " of ", cut_.batches);
   halt();
   if (memory_.empty()) take_memory();
-  if (epoch != epoch_ || order_.empty())
-    order_ = epoch_order(pictures_.count(), options_.shuffle, options_.seed, epoch);
+  if (epoch != epoch_ || order_.empty()) order_ = order_of(epoch);
   order_pointer_ = order_.data();
   if (backend_.on_device()) {
     backend_.upload(device_order_.raw_write(), order_.data(), device_order_.bytes());
@@ -284,7 +317,7 @@ Batch Loader::make_here(std::int64_t epoch, std::int64_t index) {
   require(epoch >= 0 && epoch <= UINT32_MAX && index >= 0 && index < cut_.batches, "loader of ", pictures_.name,
           ": there is no batch ", index, " in epoch ", epoch, ", which has ", cut_.batches);
   if (epoch != epoch_ && epoch != made_epoch_) {
-    made_order_ = epoch_order(pictures_.count(), options_.shuffle, options_.seed, epoch);
+    made_order_ = order_of(epoch);
     made_epoch_ = epoch;
   }
   auto [first, last] = cut_.share(index, options_.rank);

@@ -20,6 +20,7 @@
 #include "core/random.h"
 #include "core/trace/trace.h"
 #include "datasets/dataset.h"
+#include "datasets/partition.h"
 
 namespace tandem {
 
@@ -47,7 +48,8 @@ struct LoaderOptions {
   bool drop_last = false;  // leave out the pictures that do not fill a last batch
   std::uint64_t seed = 0;
   int rank = 0, world = 1;
-  int prefetch = 2;  // batches that a thread makes in advance; 0: next() makes them, on the backend's threads
+  int prefetch = 2;          // batches that a thread makes in advance; 0: next() makes them, on the backend's threads
+  Partition partition = {};  // among workers, each of which has a part() of the pictures
   std::function<void(Batch&)> transform = {};  // changes each batch once it is made, in the thread that made it
 };
 
@@ -129,6 +131,8 @@ class Loader final : public BatchSource {
  public:
   // Throws when the pictures are not consistent, or when the options give no batch.
   Loader(const Pictures& pictures, LoaderOptions options, Backend& backend);
+  // Draws from these pictures of a loader alone, in batches of its size, the last one smaller.
+  Loader(const Loader& whole, Part part);
   ~Loader() override;
   Loader(const Loader&) = delete;
   Loader& operator=(const Loader&) = delete;
@@ -149,12 +153,17 @@ class Loader final : public BatchSource {
   bool grows_with_ranks() const override { return options_.batch_per_rank > 0; }
   std::int64_t batches_per_epoch() const override { return cut_.batches; }
   std::int64_t pictures_per_epoch() const override { return cut_.begin(cut_.batches); }  // over all ranks
+  std::vector<std::vector<std::int64_t>> parts(int workers) const override;
+  std::unique_ptr<BatchSource> part(int worker, int workers) const override;
   std::map<std::string, std::string> description() const override { return tandem::description(pictures_); }
   const Pictures& pictures() const { return pictures_; }
   const LoaderOptions& options() const { return options_; }
 
  private:
   void halt();
+  std::int64_t count() const { return part_.empty() ? pictures_.count() : std::int64_t(part_.size()); }
+  std::vector<Part> all_parts(int workers) const;
+  std::vector<std::int32_t> order_of(std::int64_t epoch) const;
   Batch make_here(std::int64_t epoch, std::int64_t index);
   void work_ahead(std::int64_t first, Trace* trace);
   Batch allocate() const;
@@ -163,6 +172,7 @@ class Loader final : public BatchSource {
 
   Pictures pictures_;
   LoaderOptions options_;
+  Part part_;  // empty: all pictures
   Backend& backend_;
   Cut cut_;
   std::int64_t most_ = 0;   // largest number of pictures in this rank's share of a batch

@@ -35,7 +35,7 @@ struct Output {
 
 Options options(int argc, char** argv, SimulatorOptions& s, Output& out) {
   VirtualCluster& c = s.cluster;
-  std::string slow;
+  std::string slow, partition = "shared";
   Options o = parse_options(
       argc, argv, "Simulates asynchronous training by many workers.",
       {.data_set = "fashion-mnist",
@@ -53,8 +53,11 @@ Options options(int argc, char** argv, SimulatorOptions& s, Output& out) {
        "--dtype",   "--threads",    "--val",      "--metrics"},
       {{"--strategy",
         "an update rule, ssp:3, bsp, ringmaster:R=4, fedbuff:B=4, rennala:B=4, all-reduce, local-sgd:8, "
-        "post-local-sgd:8, cocod-sgd:8, easgd:8 or outer:H=8",
+        "post-local-sgd:8, cocod-sgd:8, easgd:8, outer:H=8, or with --partition fedavg, fedprox, scaffold or fednova",
         s.strategy, [&](const std::string& v) { s.strategy = v; }},
+       {"--partition",
+        "workers whose data differ: shared, equal, dirichlet:alpha=0.5, classes:k=2, sizes:beta=0.5 or groups:n=2",
+        "shared", [&](const std::string& v) { partition = Partition::parse(v).name(); }},
        {"--workers", "how many", "8",
         [&](const std::string& v) {
           const double n = number("--workers", v, 1);
@@ -89,7 +92,9 @@ Options options(int argc, char** argv, SimulatorOptions& s, Output& out) {
   s.schedule = Schedule::parse(o.schedule);
   s.seed = o.fit.seed;
   s.metrics = o.fit.metrics;
+  o.partition = partition;
   s.settings = fit_options(o).settings;
+  if (partition != "shared") s.settings.push_back({"--partition", partition});
   s.progress = !out.json;
   check_simulation(s);
   if (out.evaluate_on == "held-out" && o.val == 0)
@@ -142,7 +147,8 @@ std::string json_of(const Options& o, const SimulatorOptions& s, const Simulator
         std::string(r.evaluations.back().test_accuracy ? ",\"test\":" : ",\"validation\":") + exact(accuracies.back());
   line += ",\"evaluations\":{\"epoch\":" + listed("[]", epochs, exact) +
           ",\"seconds\":" + listed("[]", seconds, exact) + ",\"accuracy\":" + listed("[]", accuracies, exact) +
-          "},\"delays\":" + listed("[]", r.delays, [](std::int64_t n) { return std::to_string(n); }) +
+          "},\"class_accuracy\":" + listed("[]", r.class_accuracy, json_number) +
+          ",\"delays\":" + listed("[]", r.delays, [](std::int64_t n) { return std::to_string(n); }) +
           ",\"participation\":" + json_number(r.participation) + ",\"dropped\":" + std::to_string(r.dropped) +
           ",\"refused\":" + std::to_string(r.refused) + ",\"gap\":" + json_number(r.gap) +
           ",\"correction\":" + json_number(r.correction) + ",\"wall_seconds\":" + json_number(wall_seconds);

@@ -5,10 +5,12 @@
 
 #include "core/backend.h"
 #include "core/elementwise.h"
+#include "core/random.h"
 #include "dist/lab/simulation.h"
 #include "dist/server/asynchrony.h"
 #include "dist/server/server_layout.h"
 #include "dist/strategies/averages.h"
+#include "dist/strategies/federated.h"
 #include "dist/strategies/local_steps.h"
 
 namespace tandem {
@@ -191,6 +193,110 @@ class Local : public Method {
   double mean_ready_ = 0;
 };
 
+// ---- rounds over own epochs -----------------------------------------------------------------------------------------
+// federated.h: the workers that take part in a round begin it together, and the next one begins when all have ended it.
+// Running statistics are averaged step by step, as under the other methods.
+class OwnEpochs : public Method {
+ public:
+  OwnEpochs(Simulation& s, const Federated& how)
+      : s_(s),
+        how_(how),
+        corrects_(how.kind == Federated::Kind::scaffold),
+        rule_(make_rule("asgd-m")),
+        theta_(s.flat().values.clone()),
+        delta_(Tensor::like(theta_)),
+        server_(how, theta_),
+        scales_(learning_rate_scales(s.flat())),
+        workers_(std::size_t(s.workers())) {
+    if (!s.parted())
+      refuse(how.name(), " is for workers with pictures of their own: add --partition equal, or another");
+    if (corrects_) control_ = zeros();
+    for (Worker& w : workers_) {
+      w.x = Tensor::like(theta_);
+      w.velocity = Tensor::like(theta_);
+      if (corrects_) w.control = zeros();
+    }
+  }
+  const Tensor& weights() override { return theta_; }
+  bool merged() const override { return merged_; }
+  bool begin() override {
+    begin_round(0);
+    return true;
+  }
+
+  void arrived(int worker) override {
+    Worker& w = workers_[std::size_t(worker)];
+    if (s_.gradient(worker, w.x)) {
+      if (how_.kind == Federated::Kind::fedprox) add_proximal(s_.computed(), w.x, theta_, how_.mu);
+      rule_->push({.w = w.x.write<float>(),
+                   .g = s_.computed().data<float>(),
+                   .velocity = w.velocity.write<float>(),
+                   .scales = scales_.data()},
+                  theta_.numel(), Hyper{.learning_rate = s_.rate(), .momentum = s_.momentum()});
+      if (corrects_) correct_drift(w.x, control_, w.control, s_.rate());
+    }
+    merged_ = false;
+    if (++w.steps < how_.epochs * s_.own_batches(worker)) return s_.start(worker, s_.now(), true);
+    if (--under_way_ > 0) return;
+    merged_ = true;
+    merge();
+    if (!s_.over()) begin_round(s_.now() + s_.all_reduce());
+  }
+
+ private:
+  struct Worker {
+    Tensor x, velocity, control;  // θ_i, c_i
+    std::int64_t steps = 0;
+  };
+  Tensor zeros() const { return Tensor::zeros(theta_.backend(), theta_.shape()); }
+
+  void begin_round(double at) {
+    const auto order = permutation(s_.workers(), Philox(s_.seed(), Stream::participants, rounds_++));
+    const auto count = std::max<std::ptrdiff_t>(1, std::lround(how_.sample * s_.workers()));
+    taking_part_.assign(order.begin(), order.begin() + count);
+    std::sort(taking_part_.begin(), taking_part_.end());
+    under_way_ = int(taking_part_.size());
+    for (int i : taking_part_) {
+      Worker& w = workers_[std::size_t(i)];
+      w.x.copy_from(theta_);
+      w.velocity.fill(0);
+      w.steps = 0;
+      s_.start(i, at, true);
+    }
+  }
+
+  void merge() {
+    double pictures = 0, steps = 0;
+    for (int i : taking_part_) pictures += double(s_.own_pictures(i));
+    delta_.fill(0);
+    Tensor change = corrects_ ? zeros() : Tensor();
+    for (int i : taking_part_) {
+      Worker& w = workers_[std::size_t(i)];
+      const double p = double(s_.own_pictures(i)) / pictures;
+      const double a = how_.kind == Federated::Kind::fednova ? normalised_steps(double(w.steps), s_.momentum()) : 1;
+      steps += p * a;
+      add_change(delta_, theta_, w.x, p / a);
+      if (corrects_) next_control(w.control, change, control_, theta_, w.x, double(w.steps) * s_.rate());
+    }
+    if (corrects_) add_scaled(control_, change, 1.0 / s_.workers());
+    add_scaled(delta_, delta_, steps - 1);
+    server_step(theta_, delta_, server_, how_);
+  }
+
+  Simulation& s_;
+  const Federated how_;
+  const bool corrects_;
+  std::unique_ptr<Rule> rule_;
+  Tensor theta_, delta_, control_;  // control_: c
+  ServerState server_;
+  std::vector<float> scales_;
+  std::vector<Worker> workers_;
+  std::vector<std::int32_t> taking_part_;
+  int under_way_ = 0;    // workers that have not ended the round
+  bool merged_ = false;  // by the last step
+  std::uint32_t rounds_ = 0;
+};
+
 }  // namespace
 
 int vectors_of_a_worker(const SimulatorOptions& options) {
@@ -203,10 +309,14 @@ int vectors_of_a_worker(const SimulatorOptions& options) {
     if (options.rule) refuse(text, " has no server that a rule could work for");
     return rounds->kind == Local::Kind::cocod ? 3 : 2;
   }
+  if (const auto rounds = Federated::parse(text)) {
+    if (options.rule) refuse(text, " has no server that a rule could work for");
+    return 2 + (rounds->kind == Federated::Kind::scaffold);
+  }
   if (text != "all-reduce" && !Asynchrony::is_one(text))
     refuse("the simulator has no strategy '", text,
            "': choose all-reduce, local-sgd:STEPS, post-local-sgd:STEPS, cocod-sgd:STEPS, easgd:STEPS, ",
-           "outer:H=STEPS, ", Asynchrony::forms());
+           "outer:H=STEPS, fedavg, fedprox, scaffold or fednova with epochs=EPOCHS, ", Asynchrony::forms());
   const auto how = Asynchrony::parse(text == "all-reduce" ? "bsp" : text);
   how.check_workers(text, options.cluster.workers);
   const auto keeps = rule_of(options, how.rule)->keeps();
@@ -217,6 +327,7 @@ int vectors_of_a_worker(const SimulatorOptions& options) {
 std::unique_ptr<Method> make_method(Simulation& s, const std::string& text) {
   if (text == "all-reduce") return std::make_unique<ByServers>(s, Asynchrony::parse("bsp"), true);
   if (const auto how = RoundSteps::parse(text)) return std::make_unique<Local>(s, *how);
+  if (const auto how = Federated::parse(text)) return std::make_unique<OwnEpochs>(s, *how);
   return std::make_unique<ByServers>(s, Asynchrony::parse(text), false);
 }
 

@@ -28,11 +28,13 @@ class Method {
  public:
   virtual ~Method() = default;
   virtual double way_there() const { return 0; }      // seconds from the end of a worker's gradient to its arrival
+  virtual bool begin() { return false; }              // starts the workers; false: all are to start
   virtual void arrived(int worker) = 0;               // a gradient has arrived
   virtual void visited(int worker) { (void)worker; }  // the visit that Simulation::visit() scheduled
   virtual const Tensor& weights() = 0;                // the weights to evaluate
   virtual std::vector<std::int64_t> delays() const { return {}; }  // SimulatorReport::delays
   virtual const ShardCounts* counts() const { return nullptr; }    // of a server; null: there is none
+  virtual bool merged() const { return true; }  // false: workers hold steps that weights() does not contain yet
 };
 
 class Simulation {
@@ -43,7 +45,13 @@ class Simulation {
 
   // ---- what methods ask ---------------------------------------------------------------------------------------------
   int workers() const { return int(machines_.size()); }
-  int active() const { return active_; }  // workers whose step is in progress, or which wait
+  int active() const { return active_; }           // workers whose step is in progress, or which wait
+  bool parted() const { return !parts_.empty(); }  // each worker has pictures of its own
+  // Batches and pictures of a worker's own part
+  std::int64_t own_batches(int worker) const { return parts_[std::size_t(worker)]->batches_per_epoch(); }
+  std::int64_t own_pictures(int worker) const { return parts_[std::size_t(worker)]->pictures_per_epoch(); }
+  bool over() const { return applied_ + computed_ >= batches_; }
+  std::uint64_t seed() const { return options_.seed; }
   bool is_active(int worker) const { return !machines_[std::size_t(worker)].left; }
   double now() const { return now_; }
   double momentum() const { return given_.momentum; }
@@ -52,8 +60,7 @@ class Simulation {
   const FlatParameters& flat() const { return flat_; }
   bool past_first_decay() const;
   double rate() const {
-    return given_.learning_rate *
-           options_.schedule.factor(double(applied_), double(batches_), double(data_.train.batches_per_epoch()));
+    return given_.learning_rate * options_.schedule.factor(double(applied_), double(batches_), double(per_epoch_));
   }
   // Seconds in which a vector goes to the servers, or comes back; 1/K of it stays on the machine.
   double one_way() const { return lasts(1, 1); }
@@ -67,8 +74,9 @@ class Simulation {
   // Records the delay of the gradient that was computed last, before it is pushed.
   void look(const Shard& shard, int worker);
 
-  // At time `at` the worker begins its next step, with the current running statistics. If no batch is left, it leaves.
-  void start(int worker, double at);
+  // At time `at` the worker begins its next step, with the current running statistics. If no batch is left, it leaves,
+  // unless the step belongs to a round that has begun.
+  void start(int worker, double at, bool of_round = false);
   void again(int worker) { again_.push_back(machines_[std::size_t(worker)].lease); }  // its batch is trained once more
   void visit(int worker, double at) { events_.push({at, worker, true}); }
 
@@ -77,7 +85,7 @@ class Simulation {
 
  private:
   struct Machine {
-    std::int64_t lease = 0;
+    std::int64_t lease = 0, own = 0;  // own: batches of its own part that it has trained
     std::uint32_t steps = 0;
     Tensor buffers;  // the running statistics that it received
     bool left = false;
@@ -103,10 +111,11 @@ class Simulation {
     model_.eval();
   }
 
-  std::int64_t ended_epochs() const { return applied_ / data_.train.batches_per_epoch(); }
+  std::int64_t ended_epochs() const { return applied_ / per_epoch_; }
+  std::int64_t reported_epochs() const { return report_.epochs.empty() ? 0 : report_.epochs.back().epoch; }
   // How many evaluations should have been made by now. If one update passes several moments, they count as one.
   double evaluation_moments() const {
-    const double at = double(applied_) / (options_.evaluate_every * double(data_.train.batches_per_epoch()));
+    const double at = double(applied_) / (options_.evaluate_every * double(per_epoch_));
     return std::floor(at + 1e-9) + (applied_ >= batches_);
   }
   bool evaluation_is_due() const { return evaluation_moments() > evaluated_; }
@@ -130,12 +139,13 @@ class Simulation {
   std::optional<Counters> counters_;
   Tensor correct_, buffers_;
   std::vector<Machine> machines_;
+  std::vector<std::unique_ptr<BatchSource>> parts_;  // of each worker; empty: all draw from all pictures
   int active_, in_a_row_ = 0;
   Method* method_ = nullptr;
   std::priority_queue<Event> events_;
   double now_ = 0, epoch_began_ = 0, loss_sum_ = 0, seen_ = 0, evaluated_ = 0;
   std::deque<std::int64_t> again_;  // leases
-  std::int64_t batches_ = 0, next_lease_ = 0, applied_ = 0, computed_ = 0, pushes_ = 0, looks_ = 0;
+  std::int64_t per_epoch_ = 0, batches_ = 0, next_lease_ = 0, applied_ = 0, computed_ = 0, pushes_ = 0, looks_ = 0;
   SimulatorReport report_;
 };
 

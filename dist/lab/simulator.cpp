@@ -39,13 +39,20 @@ Simulation::Simulation(Module& model, const Loss& loss, const SGDOptions& sgd, B
   machines_.resize(std::size_t(active_));
   for (Machine& m : machines_) m.buffers = flat_.buffers.clone();
   buffers_ = flat_.buffers.clone();
-  batches_ = data.train.batches_per_epoch() * options.epochs;
+  per_epoch_ = data.train.batches_per_epoch();
+  for (int w = 0; w < active_; w++)
+    if (auto part = data.train.part(w, active_)) parts_.push_back(std::move(part));
+  if (!parts_.empty()) {
+    per_epoch_ = 0;
+    for (int w = 0; w < active_; w++) per_epoch_ += own_batches(w);
+  }
+  batches_ = per_epoch_ * options.epochs;
 }
 
 bool Simulation::past_first_decay() const {
   const auto& s = options_.schedule;
   const double epochs = s.every > 0 ? s.every : !s.milestones.empty() ? s.milestones[0] : options_.epochs / 2.0;
-  return double(applied_) >= epochs * double(data_.train.batches_per_epoch());
+  return double(applied_) >= epochs * double(per_epoch_);
 }
 
 bool Simulation::gradient(int worker, const Tensor& weights) {
@@ -54,8 +61,9 @@ bool Simulation::gradient(int worker, const Tensor& weights) {
   flat_.count_writes(flat_.all());
   flat_.buffers.copy_from(m.buffers);
   const auto began = Clock::now();
-  const Batch batch =
-      data_.train.make(m.lease / data_.train.batches_per_epoch(), m.lease % data_.train.batches_per_epoch());
+  BatchSource& source = parts_.empty() ? data_.train : *parts_[std::size_t(worker)];
+  const std::int64_t of = parts_.empty() ? m.lease : m.own++, per_epoch = source.batches_per_epoch();
+  const Batch batch = source.make(of / per_epoch, of % per_epoch);
   counters_->batch(batch);
   decays_.epoch(std::uint32_t(batch.epoch));
   model_.train();
@@ -91,9 +99,9 @@ void Simulation::look(const Shard& shard, int worker) {
   looks_++;
 }
 
-void Simulation::start(int worker, double at) {
+void Simulation::start(int worker, double at, bool of_round) {
   Machine& m = machines_[std::size_t(worker)];
-  if (again_.empty() && next_lease_ == batches_) {
+  if (!of_round && again_.empty() && next_lease_ == batches_) {
     m.left = true;
     active_--;
     return;
@@ -117,11 +125,11 @@ SimulatorReport Simulation::run(Method& method) {
                  {"strategy", options_.strategy},
                  {"parameters", flat_.parameters()},
                  {"epochs", std::int64_t(options_.epochs)},
-                 {"batches_per_epoch", data_.train.batches_per_epoch()},
+                 {"batches_per_epoch", per_epoch_},
                  {"ranks", std::int64_t(workers())},
                  {"learning_rate", given_.learning_rate},
                  {"seed", std::int64_t(options_.seed)}});
-  for (int m = 0; m < workers(); m++) start(m, 0);
+  for (int m = 0, begun = method.begin(); m < workers() && !begun; m++) start(m, 0);
   while (!events_.empty() && !report_.diverged && !report_.reached) {
     const Event e = events_.top();
     events_.pop();
@@ -130,11 +138,12 @@ SimulatorReport Simulation::run(Method& method) {
       method.visited(e.worker);
     else
       method.arrived(e.worker);
-    applied_ += std::exchange(computed_, 0);  // only now: gradients computed together have one learning rate
-    const bool epoch_ends = ended_epochs() > std::int64_t(report_.epochs.size()), evaluates = evaluation_is_due();
+    if (method.merged())
+      applied_ += std::exchange(computed_, 0);  // only now: gradients computed together have one learning rate
+    const bool epoch_ends = ended_epochs() > reported_epochs(), evaluates = evaluation_is_due();
     if (epoch_ends || evaluates) show();
     const Evaluations v = evaluates ? evaluate_now(metrics) : Evaluations{};
-    while (ended_epochs() > std::int64_t(report_.epochs.size())) end_epoch(metrics, v);
+    if (epoch_ends) end_epoch(metrics, v);
   }
   end(metrics);
   return std::move(report_);
@@ -153,7 +162,7 @@ Simulation::Evaluations Simulation::evaluate_now(MetricsFile& metrics) {
   if (data_.test) v.test = evaluate(model_, *data_.test);
   if (!v.validation && !v.test) return v;
   report_.reached = (v.test ? v.test : v.validation)->accuracy >= options_.until;
-  const double epoch = double(applied_) / double(data_.train.batches_per_epoch());
+  const double epoch = double(applied_) / double(per_epoch_);
   report_.evaluations.push_back({.epoch = epoch, .seconds = now_});
   MetricFields fields{{"event", std::string("evaluation")}, {"epoch", epoch}, {"seconds", now_}};
   const auto add = [&](const std::optional<Evaluation>& e, const char* name, std::optional<double>& accuracy) {
@@ -161,13 +170,16 @@ Simulation::Evaluations Simulation::evaluate_now(MetricsFile& metrics) {
   };
   add(v.validation, "validation_accuracy", report_.evaluations.back().validation_accuracy);
   add(v.test, "test_accuracy", report_.evaluations.back().test_accuracy);
+  report_.class_accuracy = (v.test ? v.test : v.validation)->class_accuracy;
+  fields.push_back({"class_accuracy", report_.class_accuracy});
   // Only if no epoch ends now: the line of an epoch has them
-  if (ended_epochs() == std::int64_t(report_.epochs.size())) metrics.write(fields);
+  if (ended_epochs() == reported_epochs()) metrics.write(fields);
   return v;
 }
 
 void Simulation::end_epoch(MetricsFile& metrics, const Evaluations& v) {
-  EpochReport e{.epoch = int(report_.epochs.size()) + 1,
+  EpochReport e{.epoch = int(ended_epochs()),
+                .first = int(reported_epochs()) + 1,
                 .train_loss = loss_sum_ / seen_,
                 .learning_rate = rate(),
                 .train_accuracy = correct_.item() / seen_,
@@ -175,6 +187,7 @@ void Simulation::end_epoch(MetricsFile& metrics, const Evaluations& v) {
                 .seconds = now_ - epoch_began_};
   if (v.validation) e.validation_loss = v.validation->loss, e.validation_accuracy = v.validation->accuracy;
   if (v.test) e.test_loss = v.test->loss, e.test_accuracy = v.test->accuracy;
+  e.class_accuracy = report_.class_accuracy;
   metrics.write(fields_of(e));
   if (options_.progress) std::fprintf(stderr, "%s\n", line_of(e, options_.epochs).c_str());
   report_.epochs.push_back(e);

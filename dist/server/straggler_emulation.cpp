@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <numbers>
 #include <sstream>
 #include <thread>
 
@@ -11,20 +10,6 @@
 #include "core/text.h"
 
 namespace tandem {
-
-// Marsaglia and Tsang 2000.
-double gamma_draw(double shape, const Philox& random) {
-  if (shape <= 0) return 1;
-  std::uint32_t at = 0;
-  auto next = [&] { return (double(random.word(at++)) + 0.5) * 0x1p-32; };
-  const double a = shape < 1 ? shape + 1 : shape, d = a - 1.0 / 3, c = 1 / std::sqrt(9 * d);
-  for (;;) {
-    const double far = std::sqrt(-2 * std::log(next())), x = far * std::cos(2 * std::numbers::pi * next());
-    const double v = std::pow(1 + c * x, 3);
-    if (v <= 0 || std::log(next()) >= 0.5 * x * x + d - d * v + d * std::log(v)) continue;
-    return d * v / shape * (shape < 1 ? std::pow(next(), 1 / shape) : 1);
-  }
-}
 
 namespace {
 

@@ -10,9 +10,6 @@
 
 namespace tandem {
 
-// One draw from the Gamma distribution with this shape and mean 1; shape 0: 1.
-double gamma_draw(double shape, const Philox& random);
-
 // Slow workers, as in "3:4,5:2" (rank:factor, of ranks 0 to ranks − 1), or "half:4": the second half of the ranks; if
 // their number is odd, the smaller half. Throws UsageError.
 std::map<int, double> parse_slower(const std::string& slow, int ranks);

@@ -13,6 +13,12 @@
 
 namespace tandem {
 
+static std::string json_list(const std::vector<double>& values) {
+  std::string all;
+  for (double v : values) all += (all.empty() ? "" : ",") + json_number(v);
+  return "[" + all + "]";
+}
+
 std::string json_object(const MetricFields& fields) {
   std::string line = "{";
   for (const auto& [name, value] : fields) {
@@ -22,6 +28,8 @@ std::string json_object(const MetricFields& fields) {
       line += json_quoted(*text);
     else if (auto* whole = std::get_if<std::int64_t>(&value))
       line += std::to_string(*whole);
+    else if (auto* list = std::get_if<std::vector<double>>(&value))
+      line += json_list(*list);
     else
       line += json_number(std::get<double>(value));
   }

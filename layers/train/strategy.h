@@ -128,6 +128,7 @@ class Strategy {
     return (void)among, std::vector{mine};
   }
   MetricSums sum(const MetricSums& mine, Among among = Among::all);
+  std::vector<double> sum(const std::vector<double>& mine, Among among);  // of equal length
   // Whether this rank must save the remaining state of the run, after a call failed because another rank is lost. Takes
   // seconds, in which the remaining ranks find each other.
   virtual bool saves_after_failure() { return false; }

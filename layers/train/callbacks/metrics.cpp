@@ -92,6 +92,7 @@ MetricFields fields_of(const EpochReport& e) {
   add("val_accuracy", e.validation_accuracy);
   add("test_loss", e.test_loss);
   add("test_accuracy", e.test_accuracy);
+  if (!e.class_accuracy.empty()) f.push_back({"class_accuracy", e.class_accuracy});
   f.insert(f.end(),
            {{"learning_rate", e.learning_rate}, {"images_per_second", e.images_per_second}, {"seconds", e.seconds}});
   return f;
