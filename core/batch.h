@@ -20,9 +20,36 @@ struct Batch {
   std::int64_t index = 0;  // of this batch in its epoch, from 0
   std::int64_t epoch = 0;
   std::int64_t global = 0;  // pictures in this batch over all ranks: b / global is this rank's weight; 0: one rank
+  double own_weight = 0;    // this rank's weight, where it draws from pictures of its own; 0: as above
 
   std::int64_t size() const { return samples.defined() ? samples.size(0) : 0; }
   std::int64_t over_ranks() const { return global > 0 ? global : size(); }
+  double weight() const { return own_weight > 0 ? own_weight : double(size()) / double(over_ranks()); }
+};
+
+// Workers whose data differ (datasets/partition.h).
+struct Parts {
+  std::vector<std::vector<double>> pictures;  // of each worker and class; empty: all workers draw from all pictures
+  std::int64_t batch = 1;                     // pictures in a batch
+  std::uint64_t seed = 0;                     // of the run
+  bool empty() const { return pictures.empty(); }
+  std::int64_t of(int worker, std::size_t first = 0, std::size_t last = SIZE_MAX) const {  // of these classes
+    double sum = 0;
+    for (std::size_t c = first; c < pictures[worker].size() && c <= last; c++) sum += pictures[worker][c];
+    return std::int64_t(sum);
+  }
+  std::int64_t batches(int worker) const { return (of(worker) + batch - 1) / batch; }  // the last one may be smaller
+  std::string described(int worker) const {  // "600 pictures, of classes 0, 4"
+    std::string classes;
+    for (std::size_t c = 0; c < pictures[worker].size(); c++)
+      if (pictures[worker][c] > 0) classes += (classes.empty() ? "" : ", ") + std::to_string(c);
+    return std::to_string(of(worker)) + " pictures, of classes " + classes;
+  }
+  std::int64_t all() const {
+    std::int64_t sum = 0;
+    for (std::size_t w = 0; w < pictures.size(); w++) sum += of(int(w));
+    return sum;
+  }
 };
 
 class BatchSource {
@@ -44,10 +71,10 @@ class BatchSource {
   virtual Batch make(std::int64_t epoch, std::int64_t index) = 0;
   // The next make() will be for this batch: it may be made in advance.
   virtual void make_ahead(std::int64_t epoch, std::int64_t index) { (void)epoch, (void)index; }
-  // Workers whose data differ (datasets/partition.h): how many pictures of each class each of `workers` has, and the
-  // batches of one worker's own part. Empty, and null: all draw from all pictures.
-  virtual std::vector<std::vector<std::int64_t>> parts([[maybe_unused]] int workers) const { return {}; }
-  virtual std::unique_ptr<BatchSource> part([[maybe_unused]] int worker, [[maybe_unused]] int workers) const {
+  // The parts of `workers` workers, and the batches of one of them, with 1/shares of the usual size; null: see Parts.
+  virtual Parts parts([[maybe_unused]] int workers) const { return {}; }
+  virtual std::unique_ptr<BatchSource> part([[maybe_unused]] int worker, [[maybe_unused]] int workers,
+                                            [[maybe_unused]] int shares = 1) const {
     return nullptr;
   }
   // The data that a program needs to give a trained model further pictures, as text; saved with the weights.

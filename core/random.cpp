@@ -19,38 +19,20 @@ std::vector<std::int32_t> permutation(std::int64_t n, const Philox& random) {
   return order;
 }
 
-namespace {
-
-// Uniform numbers in (0, 1).
-struct Uniforms {
-  const Philox& random;
+// Marsaglia and Tsang 2000. Below shape 1: Gamma(a) is Gamma(a + 1)·u^(1/a).
+double log_gamma_draw(double shape, const Philox& random) {
   std::uint32_t at = 0;
-  double operator()() { return (double(random.word(at++)) + 0.5) * 0x1p-32; }
-};
-
-// Marsaglia and Tsang 2000: a draw of shape a ≥ 1 and scale 1.
-double gamma_from_1(double a, Uniforms& next) {
-  const double d = a - 1.0 / 3, c = 1 / std::sqrt(9 * d);
+  const auto next = [&] { return (double(random.word(at++)) + 0.5) * 0x1p-32; };
+  const double a = shape < 1 ? shape + 1 : shape, d = a - 1.0 / 3, c = 1 / std::sqrt(9 * d);
   for (;;) {
     const double far = std::sqrt(-2 * std::log(next())), x = far * std::cos(2 * std::numbers::pi * next());
     const double v = std::pow(1 + c * x, 3);
-    if (v > 0 && std::log(next()) < 0.5 * x * x + d - d * v + d * std::log(v)) return d * v;
+    if (v <= 0 || std::log(next()) >= 0.5 * x * x + d - d * v + d * std::log(v)) continue;
+    return std::log(d * v) + (shape < 1 ? std::log(next()) / shape : 0);
   }
 }
-
-}  // namespace
-
-// Below shape 1: Gamma(a) is Gamma(a + 1)·u^(1/a).
 double gamma_draw(double shape, const Philox& random) {
-  if (shape <= 0) return 1;
-  Uniforms next{random};
-  const double draw = gamma_from_1(shape < 1 ? shape + 1 : shape, next) / shape;
-  return shape < 1 ? draw * std::pow(next(), 1 / shape) : draw;
-}
-double log_gamma_draw(double shape, const Philox& random) {
-  Uniforms next{random};
-  const double draw = std::log(gamma_from_1(shape < 1 ? shape + 1 : shape, next));
-  return shape < 1 ? draw + std::log(next()) / shape : draw;
+  return shape <= 0 ? 1 : std::exp(log_gamma_draw(shape, random)) / shape;
 }
 
 }  // namespace tandem

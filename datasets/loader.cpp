@@ -97,40 +97,47 @@ Loader::Loader(const Pictures& pictures, LoaderOptions options, Backend& backend
   share(o.rank, o.world);
 }
 
-Loader::Loader(const Loader& whole, Part part)
+Loader::Loader(const Loader& whole, Part part, int shares, const std::string& among)
     : pictures_(whole.pictures_),
       options_(whole.options_),
       part_(std::move(part)),
+      among_(among),
       backend_(whole.backend_),
       cut_(1, 1, 1, false),
       images_(whole.images_),
       labels_(whole.labels_),
       work_(whole.work_) {
-  require(!part_.empty(), "loader of ", pictures_.name, ": a part without pictures");
-  options_.partition = {};
+  options_.batch = (options_.batch + shares - 1) / shares;
   options_.drop_last = false;
   if (backend_.on_device()) device_order_ = Tensor(backend_, {count()}, DType::i32);
   share(0, 1);
 }
 
 std::vector<Part> Loader::all_parts(int workers) const {
-  if (options_.partition.kind == Partition::Kind::shared) return {};
   const std::span<const std::int32_t> labels(pictures_.labels.data<std::int32_t>(), std::size_t(pictures_.count()));
   return parts_of(options_.partition, labels, pictures_.classes, workers, options_.seed);
 }
 
-std::vector<std::vector<std::int64_t>> Loader::parts(int workers) const {
-  std::vector<std::vector<std::int64_t>> table;
+Parts Loader::parts(int workers) const {
+  Parts parts{{}, options_.batch, options_.seed};
+  if (options_.partition.kind == Partition::Kind::shared) return parts;
   for (const Part& part : all_parts(workers)) {
-    table.emplace_back(std::size_t(pictures_.classes));
-    for (std::int32_t i : part) table.back()[std::size_t(pictures_.labels.data<std::int32_t>()[i])]++;
+    parts.pictures.emplace_back(std::size_t(pictures_.classes));
+    for (std::int32_t i : part) parts.pictures.back()[std::size_t(pictures_.labels.data<std::int32_t>()[i])]++;
   }
-  return table;
+  return parts;
 }
 
-std::unique_ptr<BatchSource> Loader::part(int worker, int workers) const {
-  std::vector<Part> all = all_parts(workers);
-  return all.empty() ? nullptr : std::make_unique<Loader>(*this, std::move(all[std::size_t(worker)]));
+std::unique_ptr<BatchSource> Loader::part(int worker, int workers, int shares) const {
+  if (options_.partition.kind == Partition::Kind::shared) return nullptr;
+  return std::make_unique<Loader>(*this, std::move(all_parts(workers)[std::size_t(worker)]), shares,
+                                  options_.partition.name() + " among " + std::to_string(workers) + " workers");
+}
+
+std::map<std::string, std::string> Loader::description() const {
+  auto about = tandem::description(pictures_);
+  if (!among_.empty()) about["partition"] = among_;
+  return about;
 }
 
 void Loader::share(int rank, int world) {
@@ -184,8 +191,7 @@ void Loader::rest() {
 
 std::vector<std::int32_t> Loader::order_of(std::int64_t epoch) const {
   std::vector<std::int32_t> order = epoch_order(count(), options_.shuffle, options_.seed, epoch);
-  if (!part_.empty())
-    for (std::int32_t& i : order) i = part_[std::size_t(i)];
+  for (std::int32_t& i : order) i = part_.empty() ? i : part_[std::size_t(i)];
   return order;
 }
 

@@ -131,8 +131,8 @@ class Loader final : public BatchSource {
  public:
   // Throws when the pictures are not consistent, or when the options give no batch.
   Loader(const Pictures& pictures, LoaderOptions options, Backend& backend);
-  // Draws from these pictures of a loader alone, in batches of its size, the last one smaller.
-  Loader(const Loader& whole, Part part);
+  // Draws from these pictures of a loader alone, in batches of 1/shares of its size, the last one smaller.
+  Loader(const Loader& whole, Part part, int shares, const std::string& among);
   ~Loader() override;
   Loader(const Loader&) = delete;
   Loader& operator=(const Loader&) = delete;
@@ -153,9 +153,9 @@ class Loader final : public BatchSource {
   bool grows_with_ranks() const override { return options_.batch_per_rank > 0; }
   std::int64_t batches_per_epoch() const override { return cut_.batches; }
   std::int64_t pictures_per_epoch() const override { return cut_.begin(cut_.batches); }  // over all ranks
-  std::vector<std::vector<std::int64_t>> parts(int workers) const override;
-  std::unique_ptr<BatchSource> part(int worker, int workers) const override;
-  std::map<std::string, std::string> description() const override { return tandem::description(pictures_); }
+  Parts parts(int workers) const override;
+  std::unique_ptr<BatchSource> part(int worker, int workers, int shares) const override;
+  std::map<std::string, std::string> description() const override;
   const Pictures& pictures() const { return pictures_; }
   const LoaderOptions& options() const { return options_; }
 
@@ -172,7 +172,8 @@ class Loader final : public BatchSource {
 
   Pictures pictures_;
   LoaderOptions options_;
-  Part part_;  // empty: all pictures
+  Part part_;          // empty: all pictures
+  std::string among_;  // "dirichlet:alpha=0.5 among 4 workers"
   Backend& backend_;
   Cut cut_;
   std::int64_t most_ = 0;   // largest number of pictures in this rank's share of a batch

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <iterator>
+#include <numeric>
 
 #include "core/error.h"
 #include "core/random.h"
@@ -12,107 +13,85 @@ namespace tandem {
 namespace {
 
 using Kind = Partition::Kind;
-constexpr const char* names[] = {"shared", "equal", "dirichlet", "classes", "sizes", "groups"};
+// In the order of Kind. least: of the value; above 0: any number, otherwise whole numbers.
+constexpr struct {
+  const char *name, *key;
+  double fallback, least;
+} kinds[] = {{"shared", "", 0, 0},
+             {"equal", "", 0, 0},
+             {"dirichlet", "alpha", 0.5, above_zero},
+             {"classes", "k", 2, 1},
+             {"sizes", "beta", 0.5, above_zero},
+             {"groups", "n", 2, 2}};
 constexpr std::size_t least = 10;  // pictures of a worker whose size is drawn
 constexpr int most_draws = 1000;
 
-// The random numbers of a partition among `workers`, by draw and class: one address for each worker, and one more.
-struct Draws {
+// One draw of all parts. Its random numbers are addressed by draw, class and worker, the class's order by worker n.
+struct Draw {
+  const Partition& p;
+  std::size_t pictures;
+  int classes, workers;
   std::uint64_t seed;
-  int workers;
-  Philox of_worker(int draw, int c, std::size_t worker) const {
-    return Philox(seed, Stream::partition, std::uint32_t(draw), std::uint32_t(c * (workers + 1) + int(worker)));
+  std::uint32_t draw;
+  Philox random(int c, int worker) const {
+    return Philox(seed, Stream::partition, draw, std::uint32_t(c * (workers + 1) + worker));
   }
-  Philox order(int draw, int c) const { return of_worker(draw, c, std::size_t(workers)); }
+
+  // Whether a worker that has a part of this size already takes pictures of class c.
+  bool takes(int worker, int c, std::size_t has) const {
+    if (p.kind == Kind::dirichlet) return has * std::size_t(workers) < pictures;
+    if (p.kind == Kind::groups) return int(worker * p.value) / workers == int(c * p.value) / classes;
+    if (p.kind != Kind::classes) return true;
+    const auto others = permutation(classes - 1, Philox(seed, Stream::partition, 0, std::uint32_t(worker)));
+    const auto end = others.begin() + std::min(int(p.value), classes) - 1;
+    const int after = (c - worker % classes + classes) % classes;  // the worker's own class
+    return after == 0 || std::find(others.begin(), end, after - 1) != end;
+  }
+
+  // Appends to each part its proportion of these pictures: an equal one, or one from Dir(value). The latter are drawn
+  // as logarithms, since the values of a small shape underflow.
+  void share_out(const Part& of_class, int c, std::vector<Part>& parts) const {
+    std::vector<double> q;
+    const bool drawn = p.kind == Kind::dirichlet || p.kind == Kind::sizes;
+    for (int i = 0; i < workers; i++)
+      q.push_back(!takes(i, c, parts[std::size_t(i)].size()) ? -INFINITY
+                  : drawn                                    ? log_gamma_draw(p.value, random(c, i))
+                                                             : 0);
+    const double largest = *std::max_element(q.begin(), q.end());
+    if (largest == -INFINITY) return;  // no worker holds this class
+    for (double& v : q) v = std::exp(v - largest);
+    std::partial_sum(q.begin(), q.end(), q.begin());
+    const Part order = permutation(std::int64_t(of_class.size()), random(c, workers));
+    std::size_t at = 0;
+    for (std::size_t i = 0; i < parts.size(); i++)  // 1e-9: 0.01·100 is a whole number
+      for (const auto end = std::size_t(double(order.size()) * (q[i] / q.back()) + 1e-9); at < end; at++)
+        parts[i].push_back(of_class[std::size_t(order[at])]);
+  }
 };
-
-// Proportions from Dir(shape) over the workers that take part. They are drawn as logarithms, since the values of a
-// small shape underflow.
-std::vector<double> dirichlet(double shape, const std::vector<bool>& takes, const Draws& draws, int draw, int c) {
-  std::vector<double> q(takes.size());
-  double largest = -INFINITY;
-  for (std::size_t i = 0; i < q.size(); i++) {
-    q[i] = takes[i] ? log_gamma_draw(shape, draws.of_worker(draw, c, i)) : -INFINITY;
-    largest = std::max(largest, q[i]);
-  }
-  for (double& v : q) v = std::exp(v - largest);
-  return q;
-}
-
-// Appends to each part its proportion of the pictures, in their order.
-void share_out(const std::vector<std::int32_t>& pictures, const std::vector<double>& proportions,
-               std::vector<Part>& parts) {
-  double total = 0, sum = 0;
-  for (double q : proportions) total += q;
-  std::size_t begin = 0;
-  for (std::size_t i = 0; i < parts.size(); i++) {
-    sum += proportions[i];
-    const auto end = std::size_t(double(pictures.size()) * (sum / total) + 1e-9);  // 1e-9: 0.01·100 is a whole number
-    parts[i].insert(parts[i].end(), pictures.begin() + std::ptrdiff_t(begin), pictures.begin() + std::ptrdiff_t(end));
-    begin = end;
-  }
-}
-
-// Whether a worker holds a class, for the kinds whose workers share a class equally.
-bool holds(const Partition& p, const Draws& draws, int worker, int c, int classes) {
-  if (p.kind == Kind::groups) return worker * p.groups / draws.workers == c * p.groups / classes;
-  const int own = worker % classes;
-  if (c == own) return true;
-  const auto others = permutation(classes - 1, draws.of_worker(0, 0, std::size_t(worker)));
-  const auto end = others.begin() + std::min<std::int64_t>(p.k - 1, classes - 1);
-  return std::find(others.begin(), end, (c - own - 1 + classes) % classes) != end;
-}
-
-std::vector<Part> draw_parts(const Partition& p, const std::vector<Part>& of_class, std::size_t pictures,
-                             const Draws& draws, int draw) {
-  std::vector<Part> parts(std::size_t(draws.workers));
-  const std::vector<bool> all(parts.size(), true);
-  if (p.kind == Kind::equal || p.kind == Kind::sizes) {
-    const auto q = p.kind == Kind::sizes ? dirichlet(p.beta, all, draws, draw, 0) : std::vector<double>(all.size(), 1);
-    share_out(permutation(std::int64_t(pictures), draws.order(draw, 0)), q, parts);
-    return parts;
-  }
-  const int classes = int(of_class.size());
-  for (int c = 0; c < classes; c++) {
-    std::vector<bool> takes(parts.size());
-    for (std::size_t i = 0; i < parts.size(); i++)
-      takes[i] =
-          p.kind == Kind::dirichlet ? parts[i].size() * parts.size() < pictures : holds(p, draws, int(i), c, classes);
-    if (std::find(takes.begin(), takes.end(), true) == takes.end()) continue;  // nobody holds this class
-    const auto q = p.kind == Kind::dirichlet ? dirichlet(p.alpha, takes, draws, draw, c)
-                                             : std::vector<double>(takes.begin(), takes.end());
-    Part order = permutation(std::int64_t(of_class[std::size_t(c)].size()), draws.order(draw, c));
-    for (std::int32_t& i : order) i = of_class[std::size_t(c)][std::size_t(i)];
-    share_out(order, q, parts);
-  }
-  return parts;
-}
 
 }  // namespace
 
+const std::string Partition::forms = "shared, equal, dirichlet:alpha=0.5, classes:k=2, sizes:beta=0.5 or groups:n=2";
+
 Partition Partition::parse(const std::string& text) {
-  Partition p;
-  const auto known = std::find(std::begin(names), std::end(names), spec_name(text));
-  if (known == std::end(names))
-    refuse("--partition ", text,
-           ": choose shared, equal, dirichlet:alpha=0.5, classes:k=2, sizes:beta=0.5 or groups:n=2");
-  p.kind = Kind(known - std::begin(names));
+  const auto known =
+      std::find_if(std::begin(kinds), std::end(kinds), [&](const auto& k) { return k.name == spec_name(text); });
+  if (known == std::end(kinds)) refuse("--partition ", text, ": choose ", forms);
+  Partition p{Kind(known - std::begin(kinds)), known->fallback};
+  auto whole = std::int64_t(p.value);
   std::vector<SpecField> fields;
-  if (p.kind == Kind::dirichlet) fields.push_back(bare(number_field("alpha", p.alpha, above_zero, 1e6)));
-  if (p.kind == Kind::sizes) fields.push_back(bare(number_field("beta", p.beta, above_zero, 1e6)));
-  if (p.kind == Kind::classes) fields.push_back(bare(number_field("k", p.k, 1, 1e6)));
-  if (p.kind == Kind::groups) fields.push_back(bare(number_field("n", p.groups, 2, 1e6)));
+  if (known->least >= 1)
+    fields.push_back(bare(number_field(known->key, whole, known->least, 1e6)));
+  else if (known->least > 0)
+    fields.push_back(bare(number_field(known->key, p.value, above_zero, 1e6)));
   read_spec(text, fields);
+  if (known->least >= 1) p.value = double(whole);
   return p;
 }
 
 std::string Partition::name() const {
-  const std::string is = names[int(kind)];
-  if (kind == Kind::dirichlet) return is + ":alpha=" + digits(alpha);
-  if (kind == Kind::sizes) return is + ":beta=" + digits(beta);
-  if (kind == Kind::classes) return is + ":k=" + std::to_string(k);
-  if (kind == Kind::groups) return is + ":n=" + std::to_string(groups);
-  return is;
+  const auto& known = kinds[int(kind)];
+  return known.least == 0 ? known.name : std::string(known.name) + ":" + known.key + "=" + digits(value);
 }
 
 std::vector<Part> parts_of(const Partition& p, std::span<const std::int32_t> labels, int classes, int workers,
@@ -122,12 +101,16 @@ std::vector<Part> parts_of(const Partition& p, std::span<const std::int32_t> lab
   if (labels.size() < n * needed)
     refuse("--partition ", p.name(), ": ", labels.size(), " pictures are too few for ", workers,
            " workers with at least ", needed, " each");
-  if (p.kind == Kind::groups && (p.groups > workers || p.groups > classes))
+  if (p.kind == Kind::groups && (p.value > workers || p.value > classes))
     refuse("--partition ", p.name(), ": there are only ", workers, " workers and ", classes, " classes");
-  std::vector<Part> of_class(static_cast<std::size_t>(classes));
-  for (std::size_t i = 0; i < labels.size(); i++) of_class[std::size_t(labels[i])].push_back(std::int32_t(i));
+  const bool by_class = p.kind != Kind::equal && p.kind != Kind::sizes;
+  std::vector<Part> of_class(by_class ? std::size_t(classes) : 1);
+  for (std::size_t i = 0; i < labels.size(); i++)
+    of_class[by_class ? std::size_t(labels[i]) : 0].push_back(std::int32_t(i));
   for (int draw = 0; draw < most_draws; draw++) {
-    const auto parts = draw_parts(p, of_class, labels.size(), {seed, workers}, draw);
+    std::vector<Part> parts(n);
+    for (std::size_t c = 0; c < of_class.size(); c++)
+      Draw{p, labels.size(), classes, workers, seed, std::uint32_t(draw)}.share_out(of_class[c], int(c), parts);
     const auto small = std::find_if(parts.begin(), parts.end(), [&](const Part& x) { return x.size() < needed; });
     if (small == parts.end()) return parts;
     if (!drawn_sizes)
@@ -135,7 +118,7 @@ std::vector<Part> parts_of(const Partition& p, std::span<const std::int32_t> lab
              " has no picture: use fewer workers");
   }
   refuse("--partition ", p.name(), ": no draw of ", most_draws, " gave each of ", workers, " workers ", least,
-         " pictures: use a larger ", p.kind == Kind::dirichlet ? "alpha" : "beta", " or fewer workers");
+         " pictures: use a larger value, or fewer workers");
 }
 
 }  // namespace tandem

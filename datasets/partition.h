@@ -13,18 +13,18 @@ struct Partition {
   enum class Kind {
     shared,     // every worker draws from all pictures
     equal,      // a random permutation, cut into equal parts
-    dirichlet,  // of each class, the workers' proportions are drawn from Dir(alpha)
-    classes,    // worker i holds class i mod C and k − 1 others at random; those who hold a class share it equally
-    sizes,      // the parts' sizes are drawn from Dir(beta)
+    dirichlet,  // alpha: of each class, the workers' proportions are drawn from Dir(alpha)
+    classes,    // k: worker i holds class i mod C and k − 1 others at random; those who hold a class share it equally
+    sizes,      // beta: the parts' sizes are drawn from Dir(beta)
     groups      // n groups of workers, each alone with its 1/n of the classes, shared equally within the group
   };
   Kind kind = Kind::shared;
-  double alpha = 0.5, beta = 0.5;
-  std::int64_t k = 2, groups = 2;
+  double value = 0;  // alpha, k, beta or n
 
   // "dirichlet:alpha=0.5". Throws UsageError.
   static Partition parse(const std::string& text);
-  std::string name() const;  // parse() reads it
+  static const std::string forms;  // what parse() reads
+  std::string name() const;        // parse() reads it
 };
 
 using Part = std::vector<std::int32_t>;  // indices of pictures, in a random order

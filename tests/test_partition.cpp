@@ -7,13 +7,17 @@
 #include <numeric>
 #include <set>
 
+#include "core/elementwise.h"
 #include "datasets/loader.h"
 #include "datasets/partition.h"
 #include "datasets/synthetic.h"
 #include "dist/lab/simulator.h"
+#include "dist/strategies/all_reduce.h"
 #include "dist/strategies/federated.h"
+#include "dist/strategies/local_steps.h"
 #include "layers/layers.h"
 #include "layers/train/evaluate.h"
+#include "tests/replicas.h"
 #include "tests/support.h"
 
 namespace tandem::test {
@@ -113,16 +117,16 @@ TEST(Partition, AWorkersLoaderHasItsPicturesOnceAnEpoch) {
   const auto backend = cpu_backend(1);
   const Dataset data = synthetic({.side = 8, .train = 640, .test = 10, .seed = 3});
   Loader train(data.train, {.batch = 50, .drop_last = true, .partition = Partition::parse("dirichlet:0.5")}, *backend);
-  EXPECT_EQ(Loader(data.train, {}, *backend).part(0, 4), nullptr);
-  const auto table = train.parts(4);
+  EXPECT_EQ(Loader(data.train, {}, *backend).part(0, 4, 1), nullptr);
+  const Parts table = train.parts(4);
   std::set<std::int32_t> all;
   for (int w = 0; w < 4; w++) {
-    const auto own = train.part(w, 4);
-    const auto size = std::accumulate(table[std::size_t(w)].begin(), table[std::size_t(w)].end(), std::int64_t{0});
+    const auto own = train.part(w, 4, 1);
+    const std::int64_t size = table.of(w);
     EXPECT_EQ(own->pictures_per_epoch(), size);
     EXPECT_EQ(own->batches_per_epoch(), (size + 49) / 50);
     for (std::int64_t epoch : {0, 1}) {
-      std::vector<std::int64_t> counts(table[0].size());
+      std::vector<double> counts(10);
       own->start(epoch);
       std::int64_t k = 0;
       for (Batch b; own->next(b); k++) {
@@ -130,7 +134,7 @@ TEST(Partition, AWorkersLoaderHasItsPicturesOnceAnEpoch) {
         for (double i : b.samples.values()) all.insert(std::int32_t(i));
         for (double c : b.labels.values()) counts[std::size_t(c)]++;
       }
-      EXPECT_EQ(counts, table[std::size_t(w)]);
+      EXPECT_EQ(counts, table.pictures[std::size_t(w)]);
     }
   }
   EXPECT_EQ(all.size(), 640u);
@@ -168,14 +172,22 @@ struct Merges : testing::Test {
 
 TEST_F(Merges, FedAvgAndFedNovaAgainstTheirFormulas) {
   const double p1 = 0.7, p2 = 0.3, rho = 0.9;
-  Tensor delta = of({0, 0, 0, 0}), all = of(theta);
-  ServerState none({}, all);
-  add_change(delta, all, of(x1), p1);
-  add_change(delta, all, of(x2), p2);
-  server_step(all, delta, none, {});
+  const Parts parts{.pictures = {{70}, {30}}, .batch = 10};  // steps: 7 and 3
+  const auto merged = [&](const std::string& name) {
+    FederatedMerge all(*Federated::parse(name), parts, {.momentum = rho}, of(theta));
+    all.begin(0);
+    Tensor sum = of({0, 0, 0, 0}), sent = of({0, 0, 0, 0});
+    ControlVariate none;
+    for (int w : {0, 1}) {
+      all.send(sent, of(w ? x2 : x1), w, none);
+      add_into(sum, sent);
+    }
+    all.merge(sum);
+    return all.theta;
+  };
   Values mean, nova;
   for (std::size_t i = 0; i < 4; i++) mean.push_back(p1 * x1[i] + p2 * x2[i]);
-  near(all, mean);
+  near(merged("fedavg:epochs=1"), mean);
   // a is the sum of the momentum's weights over s steps: of step j, (1 − ρ^(s−j))/(1 − ρ).
   const auto a = [&](int s) {
     double sum = 0, velocity = 0;
@@ -184,44 +196,51 @@ TEST_F(Merges, FedAvgAndFedNovaAgainstTheirFormulas) {
   };
   EXPECT_NEAR(normalised_steps(7, rho), a(7), 1e-12);
   EXPECT_NEAR(normalised_steps(7, 0), 7, 1e-12);
-  Tensor d = of({0, 0, 0, 0}), t = of(theta);
-  add_change(d, t, of(x1), p1 / normalised_steps(7, rho));
-  add_change(d, t, of(x2), p2 / normalised_steps(3, rho));
-  add_scaled(d, d, p1 * normalised_steps(7, rho) + p2 * normalised_steps(3, rho) - 1);
-  server_step(t, d, none, {});
+  double nesterov = 0, velocity = 0;
+  for (int j = 0; j < 7; j++) {
+    velocity = rho * velocity + 1;
+    nesterov += 1 + rho * velocity;
+  }
+  EXPECT_NEAR(normalised_steps(7, rho, true), nesterov, 1e-12);
   for (std::size_t i = 0; i < 4; i++)
     nova.push_back(theta[i] -
                    (p1 * a(7) + p2 * a(3)) * (p1 * (theta[i] - x1[i]) / a(7) + p2 * (theta[i] - x2[i]) / a(3)));
-  near(t, nova);
+  near(merged("fednova:epochs=1"), nova);
 }
 
 TEST_F(Merges, FedProxAndScaffoldAgainstTheirFormulas) {
-  Tensor g = of(x2), w = of(x1), own = of(c), change = of({0, 0, 0, 0});
-  add_proximal(g, of(x1), of(theta), 0.1);
-  correct_drift(w, of(c), of(x2), 0.05);
-  next_control(own, change, of(x2), of(theta), of(x1), 8 * 0.05);
-  Values prox, drift, next, changed;
+  const Parts parts{.pictures = {{50}, {50}}, .batch = 10};
+  FederatedMerge prox(*Federated::parse("fedprox:mu=0.1"), parts, {}, of(theta)),
+      scaffold(*Federated::parse("scaffold"), parts, {}, of(theta));
+  scaffold.control = of(x2);
+  scaffold.begin(0);
+  Tensor g = of(x2), w = of(x1), sum = of({0, 0, 0, 0});
+  ControlVariate own{.own = of(c), .change = of({0, 0, 0, 0})};
+  prox.add_proximal(g, of(x1));
+  for (int step = 0; step < 8; step++) scaffold.correct(w, own, 0.05);
+  scaffold.send(sum, of(x1), 0, own);
+  Values proximal, drift, next, changed;
   for (std::size_t i = 0; i < 4; i++) {
-    prox.push_back(x2[i] + 0.1 * (x1[i] - theta[i]));
-    drift.push_back(x1[i] - 0.05 * (c[i] - x2[i]));
+    proximal.push_back(x2[i] + 0.1 * (x1[i] - theta[i]));
+    drift.push_back(x1[i] - 8 * 0.05 * (x2[i] - c[i]));
     next.push_back(c[i] - x2[i] + (theta[i] - x1[i]) / (8 * 0.05));
-    changed.push_back(next[i] - c[i]);
+    changed.push_back(x2[i] + (next[i] - c[i]) / 2);
   }
-  near(g, prox);
+  near(g, proximal);
   near(w, drift);
-  near(own, next);
-  near(change, changed);
+  near(own.own, next);
+  scaffold.merge_controls(own.change);  // the other worker's is zero
+  near(scaffold.control, changed);
 }
 
 TEST_F(Merges, ServerOptimizersAgainstTheirFormulas) {
   for (const char* name : {"momentum", "adam", "yogi", "adagrad"}) {
     const auto how = *Federated::parse("fedavg:rate=0.3,server=" + std::string(name));
-    Tensor t = of(theta);
-    ServerState state(how, t);
+    FederatedMerge all(how, {.pictures = {{1}}}, {}, of(theta));
     Values w = theta, m(4), v(4, 1e-6);
     for (int round = 0; round < 3; round++) {
       Values d = round == 1 ? x1 : x2;
-      server_step(t, of(d), state, how);
+      server_step(all, of(d), how);
       for (std::size_t i = 0; i < 4; i++) {
         const double s = d[i] * d[i];
         if (how.server == Federated::Server::momentum) {
@@ -235,7 +254,7 @@ TEST_F(Merges, ServerOptimizersAgainstTheirFormulas) {
         w[i] -= 0.3 * m[i] / (std::sqrt(v[i]) + 1e-3);
       }
     }
-    near(t, w);
+    near(all.theta, w);
   }
 }
 
@@ -324,6 +343,62 @@ TEST_F(SimulatedParts, AsynchronousStepsFavourTheClassesOfFastWorkers) {
   };
   EXPECT_LT(of_slow_workers("asgd", true), of_slow_workers("asgd", false) - 0.2);
   EXPECT_GT(of_slow_workers("rescaled", true), of_slow_workers("asgd", true) + 0.1);
+}
+
+// ---- ranks ----------------------------------------------------------------------------------------------------------
+// Trained by fit(), each rank on its own part.
+std::vector<Ended> on_parts(int ranks, const std::string& name, const std::string& partition, int epochs,
+                            std::int64_t batch = 16, double momentum = 0.9, FitOptions more = {}) {
+  const Dataset data = synthetic({.side = 8, .train = 640, .test = 200, .seed = 3});
+  const MakeStrategy make = [&](auto c) {
+    if (const auto how = Federated::parse(name)) return federated(std::move(c), *how, {.deadline = 30});
+    if (const auto how = RoundSteps::parse(name)) return rounds(std::move(c), *how, {.deadline = 30});
+    return all_reduce(std::move(c), {.deadline = 30});
+  };
+  return on_ranks(ranks, make, [&](Strategy& strategy, Ended& ended) {
+    const auto backend = cpu_backend(1);
+    Loader train(data.train, {.batch = batch, .drop_last = true, .seed = 5, .partition = Partition::parse(partition)},
+                 *backend);
+    Loader test(data.test, {.batch = 100, .shuffle = false}, *backend);
+    Net net;
+    SGD sgd({.learning_rate = 0.05, .momentum = momentum, .weight_decay = 5e-4});
+    FitOptions options = more;
+    options.epochs = epochs;
+    options.seed = 1;
+    options.progress = false;
+    const FitReport report = fit(net, cross_entropy_loss(), sgd, *backend, {train, nullptr, &test}, options, &strategy);
+    for (auto& [parameter, p] : net.parameters())
+      for (double v : p->variable.value().values()) ended.weights.push_back(v);
+    if (!report.epochs.empty()) ended.loss = *report.epochs.back().test_loss;
+    for (const EpochReport& e : report.epochs) ended.epochs.push_back({double(e.first), double(e.epoch)});
+  });
+}
+
+TEST_F(SimulatedParts, TwoRanksAreTheSimulatorToTheBit) {
+  for (const char* name : {"fedavg:epochs=2", "fedprox:epochs=2,mu=0.1", "scaffold:epochs=2", "fednova:epochs=2",
+                           "fedavg:epochs=2,server=adam", "fedavg:epochs=1,sample=0.5"}) {
+    const auto ranks = on_parts(2, name, "dirichlet:0.5", 4);
+    same_bits(ranks);
+    EXPECT_EQ(ranks[0].weights, run(name, "dirichlet:0.5", 4, 16, 0.9, 2)) << name;
+  }
+}
+
+TEST(OwnParts, FedAvgOfOneStepARoundIsAllReduce) {
+  const auto rounds = on_parts(4, "fedavg:epochs=1", "equal", 6, 160, 0);
+  const auto steps = on_parts(4, "all-reduce", "equal", 6, 640, 0);
+  same_bits(rounds);
+  same_bits(steps);
+  EXPECT_LT(furthest(rounds[0].weights, steps[0].weights), 2e-6);
+  EXPECT_GT(furthest(rounds[0].weights, on_parts(4, "all-reduce", "equal", 5, 640, 0)[0].weights), 1e-4);
+}
+
+TEST(OwnParts, StepsTogetherAreWeightedWithThePictures) {
+  const auto parts = on_parts(2, "all-reduce", "sizes:0.5", 5, 640, 0);
+  const auto whole = on_parts(2, "all-reduce", "shared", 5, 640, 0);
+  same_bits(parts);
+  EXPECT_GT(furthest(parts[0].weights, whole[0].weights), 0);
+  for (const char* name : {"local-sgd:2", "cocod-sgd:2", "easgd:2", "outer:H=2"})
+    same_bits(on_parts(2, name, "sizes:0.5", 2));
 }
 
 TEST_F(SimulatedParts, RoundsNeedPicturesOfTheirOwn) { EXPECT_THROW(run("fedavg:epochs=1", "shared", 1), UsageError); }

@@ -5,7 +5,6 @@
 
 #include "core/backend.h"
 #include "core/elementwise.h"
-#include "core/random.h"
 #include "dist/lab/simulation.h"
 #include "dist/server/asynchrony.h"
 #include "dist/server/server_layout.h"
@@ -76,6 +75,7 @@ class ByServers : public Method {
       return;
     }
     const bool finite = s_.gradient(m, sent_[std::size_t(m)]);
+    if (synchronous_) add_scaled(s_.computed(), s_.computed(), s_.weight(m) - 1);
     if (finite && !synchronous_) s_.look(service_.shard(), m);
     service_.push(m, ++exchanges_[std::size_t(m)], of_means_ ? s_.computed().clone() : s_.computed(), finite,
                   sent_[std::size_t(m)]);
@@ -92,36 +92,58 @@ class ByServers : public Method {
 };
 
 // ---- workers that make their own steps ------------------------------------------------------------------------------
-// Each worker has weights and a velocity, makes H SGD steps, and then exchanges the result as in rounds.h. Under easgd
-// no worker waits. When a worker arrives, it and the centre are pulled to each other: x −= α(x − z), z += α(x − z),
-// α = 0.9/K (Zhang, Choromanska and LeCun 2015, the asynchronous form).
-class Local : public Method {
- public:
-  using Kind = RoundSteps::Kind;
-  Local(Simulation& s, const RoundSteps& how)
-      : s_(s),
-        how_(how),
-        rule_(make_rule("asgd-m")),
-        centre_(s.flat().values.clone()),
-        mean_(Tensor::like(centre_)),
-        scales_(learning_rate_scales(s.flat())),
-        workers_(std::size_t(s.workers())) {
-    if (how_.kind == Kind::outer) outer_velocity_ = Tensor::zeros(centre_.backend(), centre_.shape());
+class OwnSteps : public Method {
+ protected:
+  explicit OwnSteps(Simulation& s) : s_(s), workers_(std::size_t(s.workers())) {
     for (Worker& w : workers_) {
-      w.x = centre_.clone();
-      w.velocity = Tensor::zeros(centre_.backend(), centre_.shape());
-      if (how_.kind == Kind::cocod) w.exchanged = centre_.clone();
+      w.x = s.flat().values.clone();
+      w.velocity = Tensor::zeros(w.x.backend(), w.x.shape());
     }
   }
-
-  void arrived(int worker) override {
+  struct Worker {
+    Tensor x, velocity;
+    Tensor exchanged;        // x as it was sent for the mean in flight
+    ControlVariate control;  // of scaffold
+    std::int64_t made = 0;
+    bool waits = false;
+  };
+  // A step of SGD with momentum. False: the gradient was not finite.
+  bool step(int worker, const std::function<void(Tensor& g)>& change = {}) {
     Worker& w = workers_[std::size_t(worker)];
-    if (s_.gradient(worker, w.x))
+    const bool finite = s_.gradient(worker, w.x, change);
+    if (finite)
       rule_->push({.w = w.x.write<float>(),
                    .g = s_.computed().data<float>(),
                    .velocity = w.velocity.write<float>(),
                    .scales = scales_.data()},
-                  centre_.numel(), Hyper{.learning_rate = s_.rate(), .momentum = s_.momentum()});
+                  w.x.numel(), Hyper{.learning_rate = s_.rate(), .momentum = s_.momentum()});
+    return finite;
+  }
+
+  Simulation& s_;
+  std::vector<Worker> workers_;
+
+ private:
+  const std::unique_ptr<Rule> rule_ = make_rule("asgd-m");
+  const std::vector<float> scales_ = learning_rate_scales(s_.flat());
+};
+
+// Each worker has weights and a velocity, makes H SGD steps, and then exchanges the result as in rounds.h. Under easgd
+// no worker waits. When a worker arrives, it and the centre are pulled to each other: x −= α(x − z), z += α(x − z),
+// α = 0.9/K (Zhang, Choromanska and LeCun 2015, the asynchronous form).
+class Local : public OwnSteps {
+ public:
+  using Kind = RoundSteps::Kind;
+  Local(Simulation& s, const RoundSteps& how)
+      : OwnSteps(s), how_(how), centre_(s.flat().values.clone()), mean_(Tensor::like(centre_)) {
+    if (how_.kind == Kind::outer) outer_velocity_ = Tensor::zeros(centre_.backend(), centre_.shape());
+    for (Worker& w : workers_)
+      if (how_.kind == Kind::cocod) w.exchanged = centre_.clone();
+  }
+
+  void arrived(int worker) override {
+    Worker& w = workers_[std::size_t(worker)];
+    step(worker);
     const std::int64_t until = how_.kind == Kind::post_local && !s_.past_first_decay() ? 1 : how_.every.steps;
     if (++w.made < until) {
       s_.start(worker, s_.now());
@@ -147,16 +169,10 @@ class Local : public Method {
   }
 
  private:
-  struct Worker {
-    Tensor x, velocity;
-    Tensor exchanged;  // x as it was sent for the mean in flight
-    std::int64_t made = 0;
-    bool waits = false;
-  };
   template <class Of>
   void average(const Of& of) {
     mean_.fill(0);
-    for (const Worker& w : workers_) add_into(mean_, of(w));
+    for (int m = 0; m < s_.workers(); m++) add_scaled(mean_, of(workers_[std::size_t(m)]), s_.weight(m));
     take_mean(mean_, mean_, s_.workers());
   }
   void average_when_all_wait() {
@@ -184,41 +200,28 @@ class Local : public Method {
     }
   }
 
-  Simulation& s_;
-  RoundSteps how_;
-  std::unique_ptr<Rule> rule_;
+  const RoundSteps how_;
   Tensor centre_, mean_, outer_velocity_;
-  std::vector<float> scales_;
-  std::vector<Worker> workers_;
   double mean_ready_ = 0;
 };
 
 // ---- rounds over own epochs -----------------------------------------------------------------------------------------
 // federated.h: the workers that take part in a round begin it together, and the next one begins when all have ended it.
 // Running statistics are averaged step by step, as under the other methods.
-class OwnEpochs : public Method {
+class OwnEpochs : public OwnSteps {
  public:
   OwnEpochs(Simulation& s, const Federated& how)
-      : s_(s),
-        how_(how),
-        corrects_(how.kind == Federated::Kind::scaffold),
-        rule_(make_rule("asgd-m")),
-        theta_(s.flat().values.clone()),
-        delta_(Tensor::like(theta_)),
-        server_(how, theta_),
-        scales_(learning_rate_scales(s.flat())),
-        workers_(std::size_t(s.workers())) {
-    if (!s.parted())
-      refuse(how.name(), " is for workers with pictures of their own: add --partition equal, or another");
-    if (corrects_) control_ = zeros();
-    for (Worker& w : workers_) {
-      w.x = Tensor::like(theta_);
-      w.velocity = Tensor::like(theta_);
-      if (corrects_) w.control = zeros();
-    }
+      : OwnSteps(s),
+        all_(how, s.parts(), {.momentum = s.momentum()}, s.flat().values.clone()),
+        sum_(Tensor::like(all_.theta)),
+        sent_(Tensor::like(all_.theta)),
+        epochs_(how.epochs) {
+    how.check(!s.parts().empty(), true);
+    for (Worker& w : workers_)
+      if (all_.control.defined()) w.control = {all_.control.clone(), all_.control.clone()};
   }
-  const Tensor& weights() override { return theta_; }
-  bool merged() const override { return merged_; }
+  const Tensor& weights() override { return all_.theta; }
+  bool merged() override { return std::exchange(merged_, false); }
   bool begin() override {
     begin_round(0);
     return true;
@@ -226,75 +229,48 @@ class OwnEpochs : public Method {
 
   void arrived(int worker) override {
     Worker& w = workers_[std::size_t(worker)];
-    if (s_.gradient(worker, w.x)) {
-      if (how_.kind == Federated::Kind::fedprox) add_proximal(s_.computed(), w.x, theta_, how_.mu);
-      rule_->push({.w = w.x.write<float>(),
-                   .g = s_.computed().data<float>(),
-                   .velocity = w.velocity.write<float>(),
-                   .scales = scales_.data()},
-                  theta_.numel(), Hyper{.learning_rate = s_.rate(), .momentum = s_.momentum()});
-      if (corrects_) correct_drift(w.x, control_, w.control, s_.rate());
-    }
-    merged_ = false;
-    if (++w.steps < how_.epochs * s_.own_batches(worker)) return s_.start(worker, s_.now(), true);
+    if (step(worker, [&](Tensor& g) { all_.add_proximal(g, w.x); })) all_.correct(w.x, w.control, s_.rate());
+    if (++w.made < all_.steps(worker)) return s_.start(worker, s_.now(), true);
     if (--under_way_ > 0) return;
-    merged_ = true;
     merge();
+    merged_ = true;
+    s_.counts_as(epochs_);
     if (!s_.over()) begin_round(s_.now() + s_.all_reduce());
   }
 
  private:
-  struct Worker {
-    Tensor x, velocity, control;  // θ_i, c_i
-    std::int64_t steps = 0;
-  };
-  Tensor zeros() const { return Tensor::zeros(theta_.backend(), theta_.shape()); }
-
   void begin_round(double at) {
-    const auto order = permutation(s_.workers(), Philox(s_.seed(), Stream::participants, rounds_++));
-    const auto count = std::max<std::ptrdiff_t>(1, std::lround(how_.sample * s_.workers()));
-    taking_part_.assign(order.begin(), order.begin() + count);
-    std::sort(taking_part_.begin(), taking_part_.end());
-    under_way_ = int(taking_part_.size());
-    for (int i : taking_part_) {
+    all_.begin(rounds_++);
+    under_way_ = int(all_.taking_part().size());
+    for (int i : all_.taking_part()) {
       Worker& w = workers_[std::size_t(i)];
-      w.x.copy_from(theta_);
+      w.x.copy_from(all_.theta);
       w.velocity.fill(0);
-      w.steps = 0;
+      w.made = 0;
+      s_.at_own_epoch(i, (rounds_ - 1) * epochs_);
       s_.start(i, at, true);
     }
   }
 
   void merge() {
-    double pictures = 0, steps = 0;
-    for (int i : taking_part_) pictures += double(s_.own_pictures(i));
-    delta_.fill(0);
-    Tensor change = corrects_ ? zeros() : Tensor();
-    for (int i : taking_part_) {
+    sum_.fill(0);
+    Tensor changes = all_.control.defined() ? Tensor::zeros(sum_.backend(), sum_.shape()) : Tensor();
+    for (int i : all_.taking_part()) {
       Worker& w = workers_[std::size_t(i)];
-      const double p = double(s_.own_pictures(i)) / pictures;
-      const double a = how_.kind == Federated::Kind::fednova ? normalised_steps(double(w.steps), s_.momentum()) : 1;
-      steps += p * a;
-      add_change(delta_, theta_, w.x, p / a);
-      if (corrects_) next_control(w.control, change, control_, theta_, w.x, double(w.steps) * s_.rate());
+      all_.send(sent_, w.x, i, w.control);
+      add_into(sum_, sent_);
+      if (changes.defined()) add_into(changes, w.control.change);
     }
-    if (corrects_) add_scaled(control_, change, 1.0 / s_.workers());
-    add_scaled(delta_, delta_, steps - 1);
-    server_step(theta_, delta_, server_, how_);
+    all_.merge(sum_);
+    if (changes.defined()) all_.merge_controls(changes);
   }
 
-  Simulation& s_;
-  const Federated how_;
-  const bool corrects_;
-  std::unique_ptr<Rule> rule_;
-  Tensor theta_, delta_, control_;  // control_: c
-  ServerState server_;
-  std::vector<float> scales_;
-  std::vector<Worker> workers_;
-  std::vector<std::int32_t> taking_part_;
+  FederatedMerge all_;
+  Tensor sum_, sent_;
+  const std::int64_t epochs_;
   int under_way_ = 0;    // workers that have not ended the round
   bool merged_ = false;  // by the last step
-  std::uint32_t rounds_ = 0;
+  std::int64_t rounds_ = 0;
 };
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <queue>
@@ -13,6 +14,7 @@
 #include "dist/lab/simulator.h"
 #include "dist/server/shard_service.h"
 #include "layers/train/metrics.h"
+#include "layers/train/own_part.h"
 
 namespace tandem {
 
@@ -34,7 +36,7 @@ class Method {
   virtual const Tensor& weights() = 0;                // the weights to evaluate
   virtual std::vector<std::int64_t> delays() const { return {}; }  // SimulatorReport::delays
   virtual const ShardCounts* counts() const { return nullptr; }    // of a server; null: there is none
-  virtual bool merged() const { return true; }  // false: workers hold steps that weights() does not contain yet
+  virtual bool merged() { return true; }  // false: workers hold steps that weights() does not contain yet
 };
 
 class Simulation {
@@ -45,13 +47,9 @@ class Simulation {
 
   // ---- what methods ask ---------------------------------------------------------------------------------------------
   int workers() const { return int(machines_.size()); }
-  int active() const { return active_; }           // workers whose step is in progress, or which wait
-  bool parted() const { return !parts_.empty(); }  // each worker has pictures of its own
-  // Batches and pictures of a worker's own part
-  std::int64_t own_batches(int worker) const { return parts_[std::size_t(worker)]->batches_per_epoch(); }
-  std::int64_t own_pictures(int worker) const { return parts_[std::size_t(worker)]->pictures_per_epoch(); }
+  int active() const { return active_; }         // workers whose step is in progress, or which wait
+  const Parts& parts() const { return table_; }  // of the workers; empty: all draw from all pictures
   bool over() const { return applied_ + computed_ >= batches_; }
-  std::uint64_t seed() const { return options_.seed; }
   bool is_active(int worker) const { return !machines_[std::size_t(worker)].left; }
   double now() const { return now_; }
   double momentum() const { return given_.momentum; }
@@ -67,8 +65,13 @@ class Simulation {
   // By recursive halving and doubling: the minimum number of messages, and as few bytes as a ring.
   double all_reduce() const { return lasts(2 * std::ceil(std::log2(workers())), 2); }
 
-  // Computes the gradient of this worker's batch at `weights`. False: it is not finite, and was counted.
-  bool gradient(int worker, const Tensor& weights);
+  // Computes the gradient of this worker's batch at `weights`; `change` is called before weight decay is added. False:
+  // it is not finite, and was counted.
+  bool gradient(int worker, const Tensor& weights, const std::function<void(Tensor& g)>& change = {});
+  // Of this worker in a sum that is divided by their number: n·p_i with parts, else 1.
+  double weight(int worker) const {
+    return table_.empty() ? 1 : workers() * double(table_.of(worker)) / double(table_.all());
+  }
   Tensor& computed() { return flat_.gradients; }
 
   // Records the delay of the gradient that was computed last, before it is pushed.
@@ -80,12 +83,21 @@ class Simulation {
   void again(int worker) { again_.push_back(machines_[std::size_t(worker)].lease); }  // its batch is trained once more
   void visit(int worker, double at) { events_.push({at, worker, true}); }
 
+  // What has been computed since the last merge counts as so many epochs of all workers, also if a sample made them.
+  void counts_as(std::int64_t epochs) { computed_ = epochs * per_epoch_; }
+
+  // The worker's next batch is the first of this epoch over its own part.
+  void at_own_epoch(int worker, std::int64_t epoch) {
+    machines_[std::size_t(worker)].own = epoch * table_.batches(worker);
+  }
+
   // ---- the run ------------------------------------------------------------------------------------------------------
   SimulatorReport run(Method& method);
 
  private:
   struct Machine {
-    std::int64_t lease = 0, own = 0;  // own: batches of its own part that it has trained
+    std::int64_t lease = 0, own = 0;  // own: the number of its batches, where it has a part
+    std::unique_ptr<OwnPart> part = nullptr;
     std::uint32_t steps = 0;
     Tensor buffers;  // the running statistics that it received
     bool left = false;
@@ -139,7 +151,7 @@ class Simulation {
   std::optional<Counters> counters_;
   Tensor correct_, buffers_;
   std::vector<Machine> machines_;
-  std::vector<std::unique_ptr<BatchSource>> parts_;  // of each worker; empty: all draw from all pictures
+  Parts table_;
   int active_, in_a_row_ = 0;
   Method* method_ = nullptr;
   std::priority_queue<Event> events_;

@@ -39,13 +39,10 @@ Simulation::Simulation(Module& model, const Loss& loss, const SGDOptions& sgd, B
   machines_.resize(std::size_t(active_));
   for (Machine& m : machines_) m.buffers = flat_.buffers.clone();
   buffers_ = flat_.buffers.clone();
-  per_epoch_ = data.train.batches_per_epoch();
+  table_ = data.train.parts(active_);
   for (int w = 0; w < active_; w++)
-    if (auto part = data.train.part(w, active_)) parts_.push_back(std::move(part));
-  if (!parts_.empty()) {
-    per_epoch_ = 0;
-    for (int w = 0; w < active_; w++) per_epoch_ += own_batches(w);
-  }
+    machines_[std::size_t(w)].part = OwnPart::of(data.train, {.worker = w, .workers = active_});
+  per_epoch_ = table_.empty() ? data.train.batches_per_epoch() : machines_[0].part->batches_per_epoch();
   batches_ = per_epoch_ * options.epochs;
 }
 
@@ -55,21 +52,21 @@ bool Simulation::past_first_decay() const {
   return double(applied_) >= epochs * double(per_epoch_);
 }
 
-bool Simulation::gradient(int worker, const Tensor& weights) {
+bool Simulation::gradient(int worker, const Tensor& weights, const std::function<void(Tensor& g)>& change) {
   Machine& m = machines_[std::size_t(worker)];
   flat_.values.copy_from(weights);
   flat_.count_writes(flat_.all());
   flat_.buffers.copy_from(m.buffers);
   const auto began = Clock::now();
-  BatchSource& source = parts_.empty() ? data_.train : *parts_[std::size_t(worker)];
-  const std::int64_t of = parts_.empty() ? m.lease : m.own++, per_epoch = source.batches_per_epoch();
-  const Batch batch = source.make(of / per_epoch, of % per_epoch);
+  const std::int64_t in_epoch = data_.train.batches_per_epoch();
+  const Batch batch = m.part ? m.part->at(m.own++) : data_.train.make(m.lease / in_epoch, m.lease % in_epoch);
   counters_->batch(batch);
   decays_.epoch(std::uint32_t(batch.epoch));
   model_.train();
   Variable l = batch_loss(loss_, model_(Variable(batch.images)), batch, &correct_);
   flat_.zero_gradients();
   flat_.backward(l);
+  if (change) change(flat_.gradients);
   report_.computing += seconds_since(began);
   decays_.measure(flat_.all(), false);
   decays_.check_gradients(&l.value());
@@ -128,7 +125,8 @@ SimulatorReport Simulation::run(Method& method) {
                  {"batches_per_epoch", per_epoch_},
                  {"ranks", std::int64_t(workers())},
                  {"learning_rate", given_.learning_rate},
-                 {"seed", std::int64_t(options_.seed)}});
+                 {"seed", std::int64_t(options_.seed)},
+                 {"pictures_of_workers", table_.pictures}});
   for (int m = 0, begun = method.begin(); m < workers() && !begun; m++) start(m, 0);
   while (!events_.empty() && !report_.diverged && !report_.reached) {
     const Event e = events_.top();

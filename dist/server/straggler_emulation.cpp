@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <cstdio>
 #include <sstream>
 #include <thread>
 
@@ -26,10 +27,20 @@ void check_shape(double shape) {
     refuse("a Gamma distribution of shape ", shape, ": expected 0 (always the mean), or 0.01 to 1e9");
 }
 
-std::map<int, double> parse_slower(const std::string& slow, int ranks) {
+std::map<int, double> parse_slower(const std::string& slow, int ranks, const Parts& parts) {
   std::map<int, double> slower;
   std::istringstream items(slow);
   for (std::string item; std::getline(items, item, ',');) {
+    if (item.starts_with("classes:")) {
+      std::size_t first = 0, last = 0;
+      double factor = 4;
+      if (parts.empty() || std::sscanf(item.c_str(), "classes:%zu-%zu:%lf", &first, &last, &factor) < 2)
+        refuse("--slow ", slow,
+               ": in the simulator and with --partition, classes:FIRST-LAST or classes:FIRST-LAST:FACTOR");
+      for (int w = 0; w < ranks; w++)
+        if (2 * parts.of(w, first, last) > parts.of(w)) slower[w] = factor;
+      continue;
+    }
     const std::size_t colon = item.find(':');
     if (colon == std::string::npos) refuse("--slow ", slow, ": expected RANK:FACTOR, as in --slow 3:4, or half:FACTOR");
     const std::string who = item.substr(0, colon);

@@ -12,10 +12,13 @@
 // A server optimizer takes Δ as its gradient instead (Hsu et al. 2019; Reddi et al. 2021).
 #pragma once
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
-#include "core/tensor.h"
+#include "core/batch.h"
+#include "dist/strategies/rounds.h"
 
 namespace tandem {
 
@@ -28,30 +31,58 @@ struct Federated {
   double sample = 1;         // the share of the workers that takes part in a round; they are drawn for each
   Server server = Server::none;
   double rate = 0;  // of the server optimizer; 0: 1 with momentum, else 0.01
+  static constexpr double tau = 1e-3;
 
   // "fedavg:epochs=10,sample=0.1". Nothing: the text names no such method. Throws UsageError for bad arguments.
   static std::optional<Federated> parse(const std::string& text);
   std::string name() const;  // parse() reads it
+  // Throws UsageError, unless workers have parts, and their steps are those of SGD.
+  void check(bool parts, bool sgd) const;
 };
 
-// The merges, element by element; all vectors have one length and type, f32, or f64 on the reference backend.
-void add_change(Tensor& delta, const Tensor& theta, const Tensor& x, double weight);  // Δ += weight·(θ − x)
-void add_scaled(Tensor& y, const Tensor& x, double weight);                           // y += weight·x
-void add_proximal(Tensor& g, const Tensor& w, const Tensor& theta, double mu);        // g += μ(w − θ)
-void correct_drift(Tensor& w, const Tensor& c, const Tensor& own, double rate);       // w −= η(c − c_i)
-// own = own − c + (θ − x)/(s·η), and change += what it changed by.
-void next_control(Tensor& own, Tensor& change, const Tensor& c, const Tensor& theta, const Tensor& x,
-                  double steps_rate);
-double normalised_steps(double steps, double momentum);  // a_i of fednova
-
-// m and v, zero and τ² at first, are kept by the optimizers that need them.
-struct ServerState {
-  Tensor m, v;
-  ServerState(const Federated& how, const Tensor& theta);
+// Of one worker under scaffold: c_i, what its last round changed c_i by, and the sum of η over its steps.
+struct ControlVariate {
+  Tensor own, change;
+  double rates = 0;
 };
+
+// The weights that workers have in common and what the methods keep beside them; what a worker sends after a round, and
+// the use of the sum over the workers that take part. Vectors have one length and type, f32, or f64 on the reference
+// backend. Ranks and the simulator call the same.
+class FederatedMerge {
+ public:
+  FederatedMerge(const Federated& how, const Parts& parts, const SGDOptions& sgd, const Tensor& theta);
+
+  void begin(std::int64_t round);
+  const std::vector<int>& taking_part() const { return taking_part_; }
+  std::int64_t steps(int worker) const { return how_.epochs * parts_.batches(worker); }  // in a round
+  void add_proximal(Tensor& g, const Tensor& w) const;                                   // fedprox, before each step
+  void correct(Tensor& w, ControlVariate& c, double rate) const;                         // scaffold, after each step
+  void send(Tensor& sum, const Tensor& x, int worker, ControlVariate& c) const;
+  void merge(Tensor& sum);
+  void merge_controls(const Tensor& sum);  // scaffold, of the workers' changes, after merge()
+
+  Tensor theta, control, m, v;  // control: c. m and v of the server optimizer are zero and τ² at first
+
+ private:
+  double share(int worker) const;         // p_i; 0: it does not take part
+  double steps_weight(int worker) const;  // a_i of fednova; 1 under other methods
+
+  const Federated how_;
+  const Parts parts_;
+  const SGDOptions sgd_;
+  std::vector<int> taking_part_;
+};
+
+double normalised_steps(double steps, double momentum, bool nesterov = false);  // a_i of fednova
+void add_change(Tensor& y, const Tensor& a, const Tensor& b, double weight);    // y += weight·(a − b)
+void add_scaled(Tensor& y, const Tensor& x, double weight);                     // y += weight·x
 // θ −= Δ without an optimizer. momentum: m = 0.9·m + Δ; θ −= γ·m. The others: m = β₁·m + (1 − β₁)Δ,
 // θ −= γ·m/(√v + τ), with v = β₂·v + (1 − β₂)Δ² (adam), v −= (1 − β₂)Δ²·sign(v − Δ²) (yogi), v += Δ² (adagrad, β₁ = 0);
 // β₁ = 0.9, β₂ = 0.99, τ = 0.001.
-void server_step(Tensor& theta, const Tensor& delta, ServerState& state, const Federated& how);
+void server_step(FederatedMerge& at, const Tensor& delta, const Federated& how);
+
+std::unique_ptr<Strategy> federated(std::unique_ptr<Communicator> communicator, const Federated& how,
+                                    RoundsOptions options = {});
 
 }  // namespace tandem

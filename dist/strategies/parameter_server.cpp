@@ -62,8 +62,14 @@ class ParameterServer : public Strategy {
   }
 
   BatchSource& batches(BatchSource& train, int accumulate) override {
+    BatchSource* own = own_part(train, 1,
+                                {.worker = trains() ? server_node_.rank() : 0,
+                                 .workers = workers(),
+                                 .place = machine_.place(),
+                                 .places = machine_.size(),
+                                 .shares = int(leases_per_step())});
     leased_ = std::make_unique<LeasedBatches>(
-        train, int(leases_per_step()), accumulate,
+        own ? *own : train, int(leases_per_step()), accumulate,
         LeasedBatches::WorkLeases{.start = [this](std::int64_t first) { start_at(first); },
                                   .draw = [this] { return draw(); },
                                   .coming = [this] { return leases_.coming(); },
@@ -283,6 +289,7 @@ class ParameterServer : public Strategy {
                     .wire = options_.wire,
                     .snapshots = options_.snapshots,
                     .memory = available_memory() / std::uint64_t(std::max(1, local_size_from_environment()))};
+    if (own_part_) o.data_of = [parts = own_part_->parts(0)](int worker) { return "its " + parts.described(worker); };
     if (round_) {
       o.learning_rate = [rate = round_->how().learning_rate](std::int64_t) { return rate; };
     } else if (leased_ && plan_.learning_rate) {

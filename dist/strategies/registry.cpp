@@ -15,6 +15,7 @@
 #include "dist/server/server_checks.h"
 #include "dist/strategies/all_reduce.h"
 #include "dist/strategies/daso.h"
+#include "dist/strategies/federated.h"
 #include "dist/strategies/hybrid.h"
 #include "dist/strategies/local_steps.h"
 #include "dist/strategies/machine_share.h"
@@ -85,6 +86,11 @@ Make make_rounds(const Asked& a) {
   const auto how = RoundSteps::parse(a.spec.text());
   if (!a.wire.empty() && a.wire != "f32") refuse("wire=", a.wire, ": under ", a.text, " weights travel, as f32");
   return [how] { return rounds(Job().communicator(), *how, {.deadline = deadline()}); };
+}
+
+Make make_federated(const Asked& a) {
+  const auto how = Federated::parse(a.spec.text());
+  return [how] { return federated(Job().communicator(), *how, {.deadline = deadline()}); };
 }
 
 Make make_daso(const Asked& a) {
@@ -184,6 +190,8 @@ std::vector<Row> table(const std::vector<NamedStrategy>& own) {
       {"local-sgd:STEPS, post-local-sgd:STEPS, cocod-sgd:STEPS, easgd:STEPS, or "
        "outer:H=STEPS,momentum=NUMBER,lr=NUMBER,stream=FRAGMENTS,overlap=STEPS",
        RoundSteps::is_one, "", make_rounds},
+      {"with --partition fedavg, fedprox, scaffold or fednova with epochs=EPOCHS,sample=SHARE,server=OPTIMIZER",
+       [](const std::string& name) { return Federated::parse(name).has_value(); }, "", make_federated},
       {Asynchrony::forms() + ", or one of these behind machines+ or outer:H=STEPS+", Asynchrony::is_one,
        "hybrid machines outer", make_server},
       {"daso, daso:faithful or daso:B=4,W=1,warm-up=4,cool-down=4", called("daso"), "hybrid", make_daso}};

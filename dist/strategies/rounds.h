@@ -36,6 +36,7 @@ struct Turn {
   bool waits = false;                        // the step waits for it
   bool merges = false;                       // the sum in flight, if there is one, is used now
   bool merges_first = true;                  // before the new one is sent
+  bool again = false;                        // of RoundMethod::end(): a further turn follows
   std::int64_t weight = 0;                   // for the merge: the steps that the sum has waited
   std::int64_t fragment = 0, fragments = 1;  // what is sent
 };
@@ -67,6 +68,12 @@ class RoundMethod {
   virtual Turn end(const Moment& now) { return (void)now, Turn{.sends = true, .waits = true, .merges = true}; }
   virtual void end_epoch(double loss) { (void)loss; }
 
+  // ---- of workers with parts: own is null where all draw from all pictures ------------------------------------------
+  virtual void join(const OwnPart* own, Optimizer& optimizer) { (void)own, (void)optimizer; }  // called first
+  virtual void before_update(FlatParameters& flat) { (void)flat; }  // may change the gradients
+  virtual void after_update(FlatParameters& flat, double rate) { (void)flat, (void)rate; }
+  virtual void go_back(Tensor& x) { (void)x; }  // to the weights before this round, since a rank is lost
+
   // ---- merge: element-wise, of one range ----------------------------------------------------------------------------
   // Writes what is summed; may replace `sum` by another tensor.
   virtual void send(Exchanged& e) { e.sum.copy_from(e.x); }
@@ -95,6 +102,9 @@ struct RoundsOptions {
   double deadline = 300;                                   // maximum seconds for any operation of a device
   bool merges_statistics = true;                           // running statistics are averaged after each epoch
   std::shared_ptr<SlicedClassifier> classifier = nullptr;  // divided over the ranks of a host (hybrid.h)
+  // Above 0: a round is so many epochs over a worker's own part, and this share of the workers takes part in it
+  std::int64_t own_epochs = 0;
+  double sample = 1;
 };
 
 // make: called by begin(). Throws CommunicationError from begin() and at exchanges if another rank fails, and Error if

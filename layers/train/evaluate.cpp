@@ -9,12 +9,12 @@ namespace {
 
 // Adds a batch to `of_class`: outputs [b, classes], labels i32 [b].
 void count_classes(const Variable& outputs, const Tensor& labels, std::vector<double>& of_class) {
-  of_class.resize(2 * std::size_t(outputs.size(1)));
   const std::vector<double> chosen = argmax(outputs).values(), label = labels.values();
+  of_class.resize(2 * std::size_t(outputs.size(1)));
   for (std::size_t i = 0; i < label.size(); i++) {
-    const auto c = std::size_t(label[i]);
-    of_class[2 * c] += chosen[i] == label[i];
-    of_class[2 * c + 1]++;
+    const auto c = 2 * std::size_t(label[i]);
+    of_class[c] += chosen[i] == label[i];
+    of_class[c + 1]++;
   }
 }
 
