@@ -1,6 +1,7 @@
 #include "core/machine.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <fstream>
 #include <functional>
 #include <sstream>

@@ -113,9 +113,9 @@ TEST(Undefined, TensorsAreRefusedByEveryMethod) {
       {"copy_from", [](Tensor& t) { t.copy_from(Tensor()); }},
       {"cast", [](Tensor& t) { t.cast(DType::bf16); }},
       {"to", [&](Tensor& t) { t.to(*backend); }}};
-  for (const auto& [name, use] : uses) {
+  for (const auto& use : uses) {
     Tensor t;
-    EXPECT_TRUE(refused([&] { use(t); }, {"undefined Tensor"})) << name;
+    EXPECT_TRUE(refused([&] { use.second(t); }, {"undefined Tensor"})) << use.first;
   }
   Tensor scalar = Tensor::zeros(*backend, {});
   EXPECT_TRUE(refused([&] { scalar.copy_from(Tensor()); }, {"undefined Tensor"}));

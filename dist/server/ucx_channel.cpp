@@ -78,7 +78,7 @@ class UcxChannel : public Channel, private Link {
       keep = std::move(place->memory);
     }
     if (to != rank()) bytes_sent_ += std::int64_t(bytes.size());
-    Sending& sending = sending_.emplace_back(to, slot.incarnation, std::move(keep));
+    Sending& sending = sending_.emplace_back(Sending{to, slot.incarnation, std::move(keep)});
     sending.broken = slot.broken != 0;
     for (std::size_t first = 0; !sending.broken && (first < bytes.size() || first == 0);) {
       const auto part = bytes.subspan(first, std::min(ucx_->fragment, bytes.size() - first));
