@@ -54,27 +54,22 @@ static std::string keys_of(const std::vector<SpecField>& fields) {
 }
 
 void read_spec(const std::string& text, const std::vector<SpecField>& fields) {
-  const std::string name = spec_name(text);
-  if (name.size() == text.size()) return;
-  if (text[name.size()] == '+') refuse(text, ": ", name, " stands alone: leave out what follows the '+'");
-  if (fields.empty()) refuse(text, ": ", name, " takes no options: write ", name);
+  const Spec spec = Spec::parse(text);
+  if (spec.inner) refuse(text, ": ", spec.name, " stands alone: leave out what follows the '+'");
+  if (fields.empty() && !spec.options.empty()) refuse(text, ": ", spec.name, " takes no options: write ", spec.name);
   std::set<std::string> given;
-  std::size_t begin = name.size() + 1;
-  for (bool first = true; begin <= text.size(); first = false) {
-    const std::size_t end = std::min(text.find(',', begin), text.size());
-    const std::string item = text.substr(begin, end - begin);
+  for (const std::string& item : spec.options) {
     const std::size_t equals = std::min(item.find('='), item.size());
     std::string key = item.substr(0, equals), value = item.substr(std::min(equals + 1, item.size()));
     auto field = std::find_if(fields.begin(), fields.end(), [&](const SpecField& f) { return f.key == key; });
-    if (field == fields.end() && first && equals == item.size() && fields.front().bare) {
+    if (field == fields.end() && given.empty() && equals == item.size() && fields.front().bare) {
       field = fields.begin();
       value = std::exchange(key, field->key);
     }
-    if (field == fields.end()) refuse(text, ": '", item, "' is no option of ", name, ": choose ", keys_of(fields));
+    if (field == fields.end()) refuse(text, ": '", item, "' is no option of ", spec.name, ": choose ", keys_of(fields));
     if (!given.insert(key).second) refuse(text, ": ", key, " is given twice");
     if (!field->read(value))
       refuse(text, ": '", item, "': ", key, field->expects.empty() ? " takes no value" : " is " + field->expects);
-    begin = end + 1;
   }
 }
 

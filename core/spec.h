@@ -30,6 +30,7 @@ struct SpecField {
   std::string key;
   std::string expects;                                 // "a whole number from 1 to 1000000"
   std::function<bool(const std::string& value)> read;  // false: the value is not as expected
+  std::string value = {};                              // the present one: before it is read, the default
   bool bare = false;                                   // if it is the first, the key may be omitted: "local-sgd:8"
 };
 
@@ -45,7 +46,8 @@ SpecField number_field(std::string key, T& into, double least, double most) {
     return true;
   };
   return {std::move(key),
-          kind + (least == above_zero ? " above 0, up to " : " from " + digits(least) + " to ") + digits(most), read};
+          kind + (least == above_zero ? " above 0, up to " : " from " + digits(least) + " to ") + digits(most), read,
+          digits(double(into))};
 }
 // "on" or "off".
 template <class T>
@@ -56,7 +58,7 @@ SpecField switch_field(std::string key, T& into) {
     into = T(on);
     return true;
   };
-  return {std::move(key), "on or off", read};
+  return {std::move(key), "on or off", read, into ? "on" : "off"};
 }
 inline SpecField bare(SpecField field) {
   field.bare = true;

@@ -51,7 +51,8 @@ Pictures part(const std::string& name, const std::filesystem::path& folder, cons
   std::uint8_t* pixels = p.images.write<std::uint8_t>();
   std::int32_t* labels = p.labels.write<std::int32_t>();
   for (const std::string& file : files) {
-    read_cifar(*open_bytes(folder / file, remedy), layout, count, pixels, labels);
+    ByteSource source = open_bytes(folder / file, remedy);
+    read_cifar(source, layout, count, pixels, labels);
     pixels += count * 3 * plane;
     labels += count;
   }

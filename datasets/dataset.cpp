@@ -27,48 +27,41 @@ namespace fs = std::filesystem;
 // ---- data sets by name ----------------------------------------------------------------------------------------------
 struct NamedSet {
   std::string name;
-  std::function<Dataset(const fs::path& directory)> load;
+  Dataset (*load)(const fs::path& folder);  // of its files; a set that is generated has none
+  std::string folder, file;                 // the folder that the official archive makes, and the first file in it
 };
 
-const std::vector<NamedSet>& named_sets() {
-  static const std::vector<NamedSet> sets = {
-      {"mnist", [](const fs::path& d) { return mnist(find_data("mnist", d)); }},
-      {"fashion-mnist", [](const fs::path& d) { return fashion_mnist(find_data("fashion-mnist", d)); }},
-      {"cifar-10", [](const fs::path& d) { return cifar10(find_data("cifar-10", d)); }},
-      {"cifar-100", [](const fs::path& d) { return cifar100(find_data("cifar-100", d)); }},
-      {"cifar-100-coarse", [](const fs::path& d) { return cifar100(find_data("cifar-100", d), CifarLabels::coarse); }},
-      {"synthetic-mnist", [](const fs::path&) { return synthetic({.name = "synthetic-mnist"}); }},
-      {"synthetic-fashion-mnist", [](const fs::path&) { return synthetic(SyntheticOptions::fashion_mnist()); }},
-      {"synthetic-cifar-10", [](const fs::path&) { return synthetic(SyntheticOptions::cifar10()); }}};
-  return sets;
-}
+const NamedSet named_sets[] = {
+    {"mnist", mnist, "mnist", "train-images-idx3-ubyte"},
+    {"fashion-mnist", fashion_mnist, "fashion-mnist", "train-images-idx3-ubyte"},
+    {"cifar-10", [](const fs::path& f) { return cifar10(f); }, "cifar-10-batches-bin", "data_batch_1.bin"},
+    {"cifar-100", [](const fs::path& f) { return cifar100(f); }, "cifar-100-binary", "train.bin"},
+    {"cifar-100-coarse", [](const fs::path& f) { return cifar100(f, CifarLabels::coarse); }, "cifar-100-binary",
+     "train.bin"},
+    {"synthetic-mnist", [](const fs::path&) { return synthetic({.name = "synthetic-mnist"}); }, "", ""},
+    {"synthetic-fashion-mnist", [](const fs::path&) { return synthetic(SyntheticOptions::fashion_mnist()); }, "", ""},
+    {"synthetic-cifar-10", [](const fs::path&) { return synthetic(SyntheticOptions::cifar10()); }, "", ""}};
 
 const NamedSet* find_set(const std::string& name) {
-  for (const NamedSet& set : named_sets())
-    if (set.name == name) return &set;
-  return nullptr;
+  const auto found = std::ranges::find(named_sets, name, &NamedSet::name);
+  return found == std::end(named_sets) ? nullptr : found;
 }
 
-// The official files of a set: the folder that the archive makes, and the first file in it.
-struct OfficialFiles {
-  const char *set, *folder, *file;
-};
-constexpr OfficialFiles official_files[] = {{"mnist", "mnist", "train-images-idx3-ubyte"},
-                                            {"fashion-mnist", "fashion-mnist", "train-images-idx3-ubyte"},
-                                            {"cifar-10", "cifar-10-batches-bin", "data_batch_1.bin"},
-                                            {"cifar-100", "cifar-100-binary", "train.bin"}};
-
-const OfficialFiles& files_of(const std::string& name) {
-  for (const OfficialFiles& files : official_files)
-    if (name == files.set) return files;
-  refuse("no files belong to a data set called ", name, ": choose mnist, fashion-mnist, cifar-10 or cifar-100");
+const NamedSet& files_of(const std::string& name) {
+  const NamedSet* set = find_set(name);
+  if (!set || set->file.empty())
+    refuse("no files belong to a data set called ", name, ": choose mnist, fashion-mnist, cifar-10 or cifar-100");
+  return *set;
 }
+
+// The name under which the files are downloaded: both kinds of labels are in the same files.
+std::string archive_of(const std::string& name) { return name.starts_with("cifar-100") ? "cifar-100" : name; }
 
 }  // namespace
 
 std::string dataset_names() {
   std::string names;
-  for (const NamedSet& set : named_sets())
+  for (const NamedSet& set : named_sets)
     if (!set.name.starts_with("synthetic")) names += (names.empty() ? "" : " ") + set.name;
   return names;
 }
@@ -85,7 +78,7 @@ Dataset load_dataset(const std::string& given, const fs::path& directory, const 
   if ((folder.size || folder.skip_broken) && !is_folder)
     refuse(given, ": is no folder of pictures, and only those have a use for ",
            folder.size ? "--size" : "--skip-broken");
-  if (set) return set->load(directory);
+  if (set) return set->load(set->file.empty() ? fs::path() : find_data(archive_of(name), directory));
   if (!directory.empty()) refuse(given, ": is a path of its own: --data ", directory.string(), " has no use beside it");
   if (is_folder) return picture_folder(given, folder);
   if (fs::path(given).extension() == ".npy") return npy_dataset(given);
@@ -135,7 +128,7 @@ void print_once(const std::string& text) {
 }  // namespace
 
 fs::path find_data(const std::string& name, const fs::path& directory) {
-  const OfficialFiles& files = files_of(name);
+  const NamedSet& files = files_of(name);
   const char* variable = std::getenv("TANDEM_DATA");
   const bool in_environment = variable && *variable;
   // If the user names a folder, only that is searched: data found elsewhere would be other pictures than meant.
@@ -145,13 +138,14 @@ fs::path find_data(const std::string& name, const fs::path& directory) {
   std::string searched;
   for (const fs::path& root : roots) {
     // MNIST and Fashion-MNIST have the same file names: a folder named after another set holds that one.
-    const bool another = std::ranges::any_of(
-        official_files, [&](const OfficialFiles& f) { return root.filename() == f.folder && name != f.set; });
+    const bool another = std::ranges::any_of(named_sets, [&](const NamedSet& set) {
+      return !set.file.empty() && root.filename() == set.folder && files.folder != set.folder;
+    });
     for (const fs::path& folder : {root / files.folder, root}) {
       if (another && folder == root) continue;
       std::error_code why;  // set if the folder must not be read
       for (const char* suffix : {"", ".gz"})
-        if (fs::exists(folder / (std::string(files.file) + suffix), why)) return folder;
+        if (fs::exists(folder / (files.file + suffix), why)) return folder;
       searched += (searched.empty() ? "" : ", ") + folder.string() + (why ? " (" + why.message() + ")" : "");
     }
   }

@@ -149,8 +149,8 @@ Split split_of(const fs::path& directory) {
 
 // ---- the pictures ---------------------------------------------------------------------------------------------------
 Image decode(const fs::path& path, const FolderOptions& options, int side) {
-  const auto file = open_bytes(path, "put a whole one there, or leave such pictures out with --skip-broken");
-  Image image = decode_image(*file, 3);
+  Image image =
+      decode_image(open_bytes(path, "put a whole one there, or leave such pictures out with --skip-broken"), 3);
   if (!options.size && (image.height != image.width || (side && image.height != side)))
     refuse(path.string(), ": has ", image.height, " × ", image.width, " pixels, expected ",
            side ? std::to_string(side) + " × " + std::to_string(side) + " as the first picture" : "a square",

@@ -1,71 +1,42 @@
-#include "datasets/bytes.h"
-
 #include <zlib.h>
 
+#include "datasets/bytes.h"
+
 namespace tandem {
-namespace {
 
-// inflate() rather than gzread(): it writes straight into the caller's memory, and gzread() takes plain files for
-// compressed ones and overlooks bytes after the end. A file is a series of members (RFC 1952), and zeros may follow the
-// last.
-class Gunzip : public ByteSource {
- public:
-  explicit Gunzip(std::unique_ptr<ByteSource> compressed)
-      : ByteSource(compressed->path(), compressed->remedy()),
-        compressed_(std::move(compressed)),
-        input_(std::min<std::uint64_t>(compressed_->at_most() + 1, 1 << 18)) {
-    if (inflateInit2(&z_, 15 + 16) != Z_OK) fail("zlib could not start: ", z_.msg ? z_.msg : "out of memory");
-  }
-  ~Gunzip() override { inflateEnd(&z_); }
-  std::uint64_t at_most() const override { return 1032 * compressed_->at_most(); }  // deflate's largest ratio
-
-  std::size_t read_some(void* to, std::size_t bytes) override {
-    z_.next_out = static_cast<Bytef*>(to);
-    std::size_t left = bytes;
-    while (left > 0 && !ended_ && fill()) {
-      uInt step = static_cast<uInt>(std::min<std::size_t>(left, 1u << 30));
-      z_.avail_out = step;
-      int result = inflate(&z_, Z_NO_FLUSH);
-      left -= step - z_.avail_out;
-      if (result == Z_STREAM_END)
-        ended_ = !next_member();
-      else if (result != Z_OK && result != Z_BUF_ERROR)
-        reject("no intact gzip file: ", z_.msg ? z_.msg : "its data are wrong");
+// inflate() rather than gzread(), which takes plain files for compressed ones and overlooks bytes after the end. A file
+// is a series of members (RFC 1952), and zeros may follow the last.
+ByteSource gunzip(const ByteSource& compressed) {
+  const std::vector<std::uint8_t>& from = compressed.all();
+  // Bytes of output and of input for one call of inflate()
+  const std::size_t step = std::min<std::size_t>(8 * from.size() + 64, 1 << 24), most = 1 << 30;
+  std::vector<std::uint8_t> to;
+  z_stream z{};
+  if (inflateInit2(&z, 15 + 16) != Z_OK) fail("zlib could not start: ", z.msg ? z.msg : "out of memory");
+  const std::unique_ptr<z_stream, int (*)(z_stream*)> ends(&z, inflateEnd);
+  std::size_t at = 0, size = 0;  // read from `from`, written to `to`
+  for (bool more = true; more;) {
+    to.resize(size + step);
+    z.next_in = const_cast<Bytef*>(from.data() + at);
+    z.avail_in = uInt(std::min(from.size() - at, most));
+    z.next_out = to.data() + size;
+    z.avail_out = uInt(step);
+    const int result = inflate(&z, Z_NO_FLUSH);
+    at = std::size_t(z.next_in - from.data());
+    size = std::size_t(z.next_out - to.data());
+    if (result == Z_STREAM_END) {
+      while (at < from.size() && from[at] == 0) at++;
+      more = at < from.size();
+      if (more && (from[at] != 0x1f || inflateReset(&z) != Z_OK))
+        compressed.reject("has bytes after the end of its compressed data");
+    } else if (result != Z_OK && result != Z_BUF_ERROR) {
+      compressed.reject("no intact gzip file: ", z.msg ? z.msg : "its data are wrong");
+    } else if (at == from.size() && z.avail_out > 0) {
+      compressed.reject("ends before its checksum, after ", from.size(), " compressed bytes");
     }
-    return bytes - left;
   }
-
- protected:
-  // expect_end() has tried to read one more byte, so zlib has verified the checksum unless the file ends before it.
-  void check_end() override {
-    if (!ended_) reject("ends before its checksum, after ", compressed_->at_most(), " compressed bytes");
-    if (fill()) reject("has bytes after the end of its compressed data");
-  }
-
- private:
-  bool next_member() {
-    while (fill() && *z_.next_in == 0) {
-      z_.next_in++;
-      z_.avail_in--;
-    }
-    return fill() && *z_.next_in == 0x1f && inflateReset(&z_) == Z_OK;
-  }
-  bool fill() {  // false at the end of the file
-    if (z_.avail_in > 0) return true;
-    z_.next_in = input_.data();
-    z_.avail_in = static_cast<uInt>(compressed_->read_some(input_.data(), input_.size()));
-    return z_.avail_in > 0;
-  }
-  std::unique_ptr<ByteSource> compressed_;
-  std::vector<Bytef> input_;
-  z_stream z_{};
-  bool ended_ = false;
-};
-
-}  // namespace
-
-std::unique_ptr<ByteSource> gunzip(std::unique_ptr<ByteSource> compressed) {
-  return std::make_unique<Gunzip>(std::move(compressed));
+  to.resize(size);
+  return ByteSource(compressed.path(), compressed.remedy(), std::move(to));
 }
 
 }  // namespace tandem

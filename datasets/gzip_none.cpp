@@ -3,8 +3,8 @@
 
 namespace tandem {
 
-std::unique_ptr<ByteSource> gunzip(std::unique_ptr<ByteSource> compressed) {
-  const std::string path = compressed->path().string();
+ByteSource gunzip(const ByteSource& compressed) {
+  const std::string path = compressed.path().string();
   refuse(path, ": is compressed, and this program was built without zlib: run gunzip ", path,
          ", or install zlib (zlib1g-dev) and build again");
 }

@@ -3,10 +3,11 @@
 #include "datasets/image.h"
 
 #include <algorithm>
-#include <cctype>
 #include <climits>
 #include <cstdlib>
 #include <memory>
+#include <regex>
+#include <string>
 #include <string_view>
 
 #include "core/machine.h"
@@ -44,12 +45,12 @@ struct Structure {
   const ByteSource& file;
   std::uint64_t at = 0;
 
-  // Reads the next bytes as a number.
-  std::uint32_t next(int count, bool big = true) {
-    if (at + std::uint64_t(count) > bytes.size()) file.reject("truncated after ", bytes.size(), " bytes");
+  // Reads the next bytes as a number, the highest first.
+  std::uint32_t next(int count) {
+    const std::uint64_t begin = at;
+    skip(std::uint64_t(count));
     std::uint32_t v = 0;
-    for (int i = 0; i < count; i++) v |= std::uint32_t(bytes[at + std::uint64_t(i)]) << 8 * (big ? count - 1 - i : i);
-    at += std::uint64_t(count);
+    for (std::uint64_t i = begin; i < at; i++) v = v << 8 | bytes[i];
     return v;
   }
   void skip(std::uint64_t count) {
@@ -96,30 +97,25 @@ struct Structure {
     }
   }
 
-  void bmp(std::int64_t width, std::int64_t height) {
-    at = 10;
-    const std::uint64_t pixels = next(4, false), header = next(4, false);
-    at = header == 12 ? 24 : 28;
-    const std::uint64_t bits = next(2, false);
-    const std::uint32_t compression = header == 12 ? 0 : next(4, false);
-    if (compression != 0 && compression != 3) return;  // stb refuses it
+  // The header of a BMP has the size of the file, with the lowest byte first.
+  void bmp() {
+    at = 2;
+    const std::uint32_t size = __builtin_bswap32(next(4));
     at = 0;
-    skip(pixels + (std::uint64_t(width) * bits + 31) / 32 * 4 * std::uint64_t(height));
+    skip(size);
   }
 
   // P5 or P6, then width, height and largest value as text, one white space, and the bytes.
   void pnm(std::int64_t width, std::int64_t height) {
-    at = 2;
-    std::uint32_t most = 0;
-    for (int number = 0; number < 3; number++) {
-      std::uint32_t c = next(1);
-      for (; std::isspace(int(c)) || c == '#'; c = next(1))
-        while (c == '#' && next(1) != '\n') {}
-      for (most = 0; std::isdigit(int(c)) && most < 65536; c = next(1)) most = 10 * most + c - '0';
-    }
+    static const std::regex header(R"(P[56](?:\s|#[^\n]*\n)+\d+(?:\s|#[^\n]*\n)+\d+(?:\s|#[^\n]*\n)+(\d{1,9})\s)");
+    const std::string start(bytes.begin(), bytes.begin() + std::min<std::ptrdiff_t>(std::ssize(bytes), 1000));
+    std::smatch part;
+    if (!std::regex_search(start, part, header, std::regex_constants::match_continuous))
+      file.mistaken("a PNM whose header is not width, height and largest value");
     // stb_image 2.27 reads beyond its memory where it converts the channels of 16-bit PNM, and scales no other largest
     // value.
-    if (most != 255) file.mistaken("a PNM whose largest value is ", most, ", expected 255");
+    if (part[1] != "255") file.mistaken("a PNM whose largest value is ", part[1].str(), ", expected 255");
+    at = std::uint64_t(part.length());
     skip(std::uint64_t(width * height) * (bytes[1] == '6' ? 3 : 1));
   }
 };
@@ -129,9 +125,9 @@ constexpr std::uint8_t adobe_cmyk[] = {0xff, 0xee, 0, 14, 'A', 'd', 'o', 'b', 'e
 
 }  // namespace
 
-Image decode_image(ByteSource& file, int channels) {
+Image decode_image(const ByteSource& file, int channels) {
   require(channels == 1 || channels == 3, "decode_image: 1 or 3 channels, not ", channels);
-  std::vector<std::uint8_t> bytes = file.read_all();
+  std::vector<std::uint8_t> bytes = file.all();
   if (bytes.size() > INT_MAX) file.mistaken(bytes.size(), " bytes, expected less than 2 GiB");
   const std::string_view start(reinterpret_cast<const char*>(bytes.data()), std::min<std::size_t>(bytes.size(), 8));
   const bool jpeg = start.starts_with("\xff\xd8"), png = start == "\x89PNG\r\n\x1a\n", bmp = start.starts_with("BM");
@@ -155,7 +151,7 @@ Image decode_image(ByteSource& file, int channels) {
   const std::int64_t area = std::int64_t(width) * height, per_byte = jpeg ? 512 : png ? 8 * 1032 : bmp ? 8 : 1;
   if (std::uint64_t(area / per_byte) > bytes.size())
     file.reject("it announces ", height, " × ", width, " pixels, more than ", bytes.size(), " bytes can hold");
-  if (bmp) structure.bmp(width, height);
+  if (bmp) structure.bmp();
   if (!jpeg && !png && !bmp) structure.pnm(width, height);
   const std::size_t needed = std::size_t(area) * (jpeg ? 12 : 8);  // a progressive JPEG also needs its coefficients
   if (const std::size_t there = needed > 64 << 20 ? available_memory() : SIZE_MAX; needed > there)

@@ -15,7 +15,7 @@ struct Image {
 // that ends too early, dimensions that need more bytes than the file has, a PNG with wrong checksums. A JPEG has no
 // checksums: a wrong bit in its pixels gives other pixels. Bytes after the end are allowed. A picture that does not fit
 // into the free memory is refused after its header is read. May be called by any number of threads.
-Image decode_image(ByteSource& file, int channels);
+Image decode_image(const ByteSource& file, int channels);
 
 // Resizes the largest centred square to `side` × `side` pixels: bilinear, and when the square shrinks, with the average
 // over all pixels that fall into one. `to` has room for side · side · channels bytes.

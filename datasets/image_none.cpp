@@ -3,7 +3,7 @@
 
 namespace tandem {
 
-Image decode_image(ByteSource& file, int) {
+Image decode_image(const ByteSource& file, int) {
   refuse(file.path().string(),
          ": is a picture, and this program was built without stb: install it (libstb-dev) and "
          "build again");

@@ -48,21 +48,21 @@ Pictures idx_pictures(std::string name, const std::filesystem::path& images, con
   Pictures p;
   p.name = std::move(name);
   p.classes = classes;
-  const auto label_file = open_bytes(labels, remedy);  // the small file first, so that mistakes are detected early
-  const Tensor bytes = read_idx(*label_file, 1);
+  ByteSource label_file = open_bytes(labels, remedy);  // the small file first, so that mistakes are detected early
+  const Tensor bytes = read_idx(label_file, 1);
   const std::int64_t n = bytes.size(0);
   p.labels = host_tensor({n}, DType::i32);
   const std::uint8_t* from = bytes.data<std::uint8_t>();
   std::int32_t* to = p.labels.write<std::int32_t>();
   for (std::int64_t i = 0; i < n; i++) {
     if (from[i] >= classes)
-      label_file->mistaken("label ", int(from[i]), " at position ", i, ", expected 0 to ", classes - 1);
+      label_file.mistaken("label ", int(from[i]), " at position ", i, ", expected 0 to ", classes - 1);
     to[i] = from[i];
   }
-  const auto image_file = open_bytes(images, remedy);
-  const Tensor x = read_idx(*image_file, 3);
+  ByteSource image_file = open_bytes(images, remedy);
+  const Tensor x = read_idx(image_file, 3);
   if (x.size(0) != n)
-    image_file->mistaken(x.size(0), " pictures, expected ", n, " as there are labels in ", labels.string());
+    image_file.mistaken(x.size(0), " pictures, expected ", n, " as there are labels in ", labels.string());
   p.images = x.reshape({n, x.size(1), x.size(2), 1});
   return p;
 }

@@ -142,9 +142,9 @@ Dataset npy_dataset(const std::filesystem::path& images) {
     return path.parent_path() / std::string("y").append(stem, 1).append(".npy");
   };
   auto part = [&](const fs::path& path) {
-    const auto x = open_bytes(path, "save the pictures there with numpy.save"),
+    ByteSource x = open_bytes(path, "save the pictures there with numpy.save"),
                y = open_bytes(labels_of(path), "save the labels of " + path.string() + " there with numpy.save");
-    return npy_pictures(plain_text(path.string()), *x, *y);
+    return npy_pictures(plain_text(path.string()), x, y);
   };
   Pictures train = part(images);
   if (train.classes < 2) refuse(labels_of(images).string(), ": all labels are 0, expected at least two classes");

@@ -28,7 +28,8 @@ std::int64_t Table::outputs() const {
 
 Table read_table(const std::filesystem::path& features, const std::filesystem::path& targets) {
   const std::string remedy = "save the array there with numpy.save";
-  const Tensor x = read_npy(*open_bytes(features, remedy)), y = read_npy(*open_bytes(targets, remedy));
+  ByteSource of_x = open_bytes(features, remedy), of_y = open_bytes(targets, remedy);
+  const Tensor x = read_npy(of_x), y = read_npy(of_y);
   if (x.rank() != 2 || x.numel() == 0) refuse(features.string(), ": ", x.shape(), ", expected features [N, columns]");
   if (y.rank() < 1 || y.rank() > 2 || y.numel() == 0 || y.size(0) != x.size(0))
     refuse(targets.string(), ": ", y.shape(), ", expected targets [", x.size(0), "] or [", x.size(0), ", k]");
@@ -101,17 +102,12 @@ Batch TableLoader::make(std::int64_t epoch, std::int64_t index) {
   order_epoch_ = epoch;
   const auto [first, last] = cut_.share(index, rank_);
   const auto rows = std::span(order_).subspan(std::size_t(first), std::size_t(last - first));
-  auto on_backend = [&](const Tensor& t) {
-    Tensor y = Tensor::zeros(backend_, t.shape(), t.dtype());
-    backend_.upload(y.raw_write(), t.raw(), t.bytes());
-    return y;
-  };
   Tensor samples = host_tensor({last - first}, DType::i32);
   std::copy(rows.begin(), rows.end(), samples.write<std::int32_t>());
   Batch b;
-  b.images = on_backend(gather_rows(table_.features, rows));
-  b.labels = on_backend(gather_rows(table_.targets, rows));
-  b.samples = on_backend(samples);
+  b.images = gather_rows(table_.features, rows).to(backend_);
+  b.labels = gather_rows(table_.targets, rows).to(backend_);
+  b.samples = samples.to(backend_);
   b.index = index;
   b.epoch = epoch;
   b.global = cut_.begin(index + 1) - cut_.begin(index);

@@ -23,7 +23,7 @@ struct Result {
 
 class Attempt {
  public:
-  Attempt(const Options& o, std::uint64_t seed, Backend& backend, const Pictures& pictures)
+  Attempt(const RunConfig& o, std::uint64_t seed, Backend& backend, const Pictures& pictures)
       : o_(o),
         seed_(seed),
         backend_(backend),
@@ -46,7 +46,7 @@ class Attempt {
   // At most `most` steps; `speaks`: with a line for each epoch, whose test is not on the clock.
   Result run(const Pictures& pictures, const Looks& looks, std::int64_t most, bool speaks) {
     // A hundredth less than the epochs asked for: 9.9 of 10.
-    const auto total = std::int64_t(std::ceil(0.99 * double(o_.fit.epochs * loader_.batches_per_epoch())));
+    const auto total = std::int64_t(std::ceil(0.99 * double(o_.epochs * loader_.batches_per_epoch())));
     Result run;
     auto begin = Clock::now();
     auto pause = [&](const std::string& where) {
@@ -60,7 +60,7 @@ class Attempt {
     Lookahead lookahead(flat_);
     std::int64_t done = 0;
     model_.train();
-    for (int epoch = 0; epoch < o_.fit.epochs && done < std::min(most, total); epoch++) {
+    for (int epoch = 0; epoch < o_.epochs && done < std::min(most, total); epoch++) {
       if (epoch == whitening_bias_epochs) optimizer_.freeze(flat_.parameter_range("whiten.bias"));
       optimizer_.epoch(std::uint32_t(epoch));
       loader_.start(epoch);
@@ -85,7 +85,7 @@ class Attempt {
   }
 
  private:
-  const Options& o_;
+  const RunConfig& o_;
   const std::uint64_t seed_;
   Backend& backend_;
   Loader loader_;
@@ -115,9 +115,9 @@ int main(int argc, char** argv) {
       runs = parsed<int>(v).value_or(0);
       if (runs < 1 || runs > 9999) refuse("--runs ", v, ": expected a whole number from 1 to 9999");
     };
-    const Options o =
+    const RunConfig o =
         parse_options(argc, argv, "CIFAR-10 to 94 % in seconds (airbench94's recipe).",
-                      {.fit = {.epochs = 10},
+                      {.epochs = 10,
                        .batch = 1024,
                        .learning_rate = learning_rate,
                        .momentum = momentum,
@@ -128,17 +128,17 @@ int main(int argc, char** argv) {
                       {{"--runs", "runs, with seeds that follow each other, and their mean", "1", whole}});
     auto backend = make_backend(o);
     const Dataset data = load_dataset("cifar-10", o.data);
-    const Pictures training = split(data.train, o.val, o.fit.seed).first;
+    const Pictures training = split(data.train, o.val, o.seed).first;
     // 200 synthetic pictures are enough: evaluating 10,000 of them six times takes minutes on a CPU.
-    const Pictures test = o.data == "synthetic" ? split(data.test, 200, o.fit.seed).second : data.test;
+    const Pictures test = o.data == "synthetic" ? split(data.test, 200, o.seed).second : data.test;
     const Looks looks(test, {.batch = std::min<std::int64_t>(2000, test.count()), .dtype = o.dtype, .shuffle = false},
                       *backend);
     // Plans are made, memory finds its place
-    if (backend->on_device()) Attempt(o, o.fit.seed, *backend, training).run(training, looks, 8, false);
+    if (backend->on_device()) Attempt(o, o.seed, *backend, training).run(training, looks, 8, false);
     double right = 0, squares = 0, seconds = 0;
     int reached = 0;
     for (int i = 0; i < runs; i++) {
-      const Result run = Attempt(o, o.fit.seed + std::uint64_t(i), *backend, training)
+      const Result run = Attempt(o, o.seed + std::uint64_t(i), *backend, training)
                              .run(training, looks, std::int64_t{1} << 40, runs == 1);
       std::printf("run %d: test accuracy %.2f %%, %.3f s%s\n", i + 1, 100 * run.accuracy, run.seconds,
                   run.accuracy >= 0.94 ? "  (94 % is reached)" : "");

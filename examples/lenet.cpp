@@ -9,11 +9,11 @@ using namespace tandem;
 
 int main(int argc, char** argv) {
   return run_program(argc, argv, [&] {
-    Options o = parse_options(argc, argv, "LeNet-5, layer by layer.", {.fit = {.epochs = 3}, .learning_rate = 0.05},
-                              {"--data", "--epochs", "--batch", "--lr", "--seed", "--device", "--metrics"});
+    RunConfig o = parse_options(argc, argv, "LeNet-5, layer by layer.", {.epochs = 3, .learning_rate = 0.05},
+                                {"--data", "--epochs", "--batch", "--lr", "--seed", "--device", "--metrics"});
     auto backend = make_backend(o);
     Dataset data = load_dataset("fashion-mnist", o.data);
-    Loader train(data.train, {.batch = o.batch, .seed = o.fit.seed}, *backend);
+    Loader train(data.train, {.batch = o.batch, .seed = o.seed}, *backend);
     Loader test(data.test, {.batch = 500, .shuffle = false}, *backend);
 
     Sequential model;
@@ -29,7 +29,7 @@ int main(int argc, char** argv) {
     model.add<Linear>(84, 10);
 
     SGD sgd({.learning_rate = o.learning_rate, .momentum = 0.9});
-    FitReport report = fit(model, cross_entropy_loss(), sgd, *backend, {train, nullptr, &test}, fit_options(o));
+    FitReport report = fit(model, cross_entropy_loss(), sgd, *backend, {train, nullptr, &test}, o);
 
     Variable x(train.make(0, 0).images);  // one batch, walked through the list
     std::cout << "pictures  " << x.shape() << "\n";

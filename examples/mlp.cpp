@@ -19,16 +19,16 @@ class Mlp : public Module {
 
 int main(int argc, char** argv) {
   return run_program(argc, argv, [&] {
-    Options o = parse_options(argc, argv, "A module of two layers.", {.fit = {.epochs = 3}, .learning_rate = 0.1},
-                              {"--data", "--epochs", "--batch", "--lr", "--seed", "--device", "--metrics"});
+    RunConfig o = parse_options(argc, argv, "A module of two layers.", {.epochs = 3, .learning_rate = 0.1},
+                                {"--data", "--epochs", "--batch", "--lr", "--seed", "--device", "--metrics"});
     auto backend = make_backend(o);
     Dataset data = load_dataset("fashion-mnist", o.data);
-    Loader train(data.train, {.batch = o.batch, .seed = o.fit.seed}, *backend);
+    Loader train(data.train, {.batch = o.batch, .seed = o.seed}, *backend);
     Loader test(data.test, {.batch = 500, .shuffle = false}, *backend);
 
     Mlp model(data.train.height() * data.train.width(), data.train.classes);
     SGD sgd({.learning_rate = o.learning_rate, .momentum = 0.9});
-    FitReport report = fit(model, cross_entropy_loss(), sgd, *backend, {train, nullptr, &test}, fit_options(o));
+    FitReport report = fit(model, cross_entropy_loss(), sgd, *backend, {train, nullptr, &test}, o);
     for (auto& [name, parameter] : model.parameters())
       std::printf("%-14s %lld values\n", name.c_str(), (long long)parameter->shape.numel());
     if (!report.epochs.empty()) std::printf("test accuracy %.2f %%\n", 100 * *report.epochs.back().test_accuracy);

@@ -22,17 +22,16 @@ struct StopAt : Callback {
 
 int main(int argc, char** argv) {
   return run_program(argc, argv, [&] {
-    Options o = parse_options(argc, argv, "LeNet-5 until it knows 88 % of the test pictures.",
-                              {.model = "lenet5", .fit = {.epochs = 20}, .learning_rate = 0.05},
-                              {"--data", "--model", "--epochs", "--batch", "--lr", "--seed", "--metrics"});
+    RunConfig o = parse_options(argc, argv, "LeNet-5 until it knows 88 % of the test pictures.",
+                                {.model = "lenet5", .epochs = 20, .learning_rate = 0.05},
+                                {"--data", "--model", "--epochs", "--batch", "--lr", "--seed", "--metrics"});
     auto backend = make_backend(o);
     Dataset data = load_dataset("fashion-mnist", o.data);
-    Loader train(data.train, {.batch = o.batch, .seed = o.fit.seed}, *backend);
+    Loader train(data.train, {.batch = o.batch, .seed = o.seed}, *backend);
     Loader test(data.test, {.batch = 500, .shuffle = false}, *backend);
     auto model = make_model(o.model, data.train.classes, 1, 28);
     SGD sgd({.learning_rate = o.learning_rate, .momentum = 0.9});
-    FitOptions options = fit_options(o);
-    options.callbacks = {std::make_shared<StopAt>(0.88)};
-    fit(*model, cross_entropy_loss(), sgd, *backend, {train, nullptr, &test}, options);
+    o.callbacks = {std::make_shared<StopAt>(0.88)};
+    fit(*model, cross_entropy_loss(), sgd, *backend, {train, nullptr, &test}, o);
   });
 }

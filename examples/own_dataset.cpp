@@ -38,16 +38,16 @@ Pictures shapes(const char* name, int count, std::uint64_t seed) {
 
 int main(int argc, char** argv) {
   return run_program(argc, argv, [&] {
-    Options o = parse_options(argc, argv, "Discs, squares and crosses.",
-                              {.model = "lenet5", .fit = {.epochs = 6}, .learning_rate = 0.1},
-                              {"--model", "--epochs", "--batch", "--lr", "--seed", "--device", "--metrics"});
+    RunConfig o =
+        parse_options(argc, argv, "Discs, squares and crosses.", {.model = "lenet5", .epochs = 6, .learning_rate = 0.1},
+                      {"--model", "--epochs", "--batch", "--lr", "--seed", "--device", "--metrics"});
     auto backend = make_backend(o);
-    Pictures seen = shapes("shapes train", 6000, o.fit.seed), unseen = shapes("shapes test", 1500, o.fit.seed + 1);
-    Loader train(seen, {.batch = o.batch, .seed = o.fit.seed}, *backend);
+    Pictures seen = shapes("shapes train", 6000, o.seed), unseen = shapes("shapes test", 1500, o.seed + 1);
+    Loader train(seen, {.batch = o.batch, .seed = o.seed}, *backend);
     Loader test(unseen, {.batch = 500, .shuffle = false}, *backend);
     auto model = make_model(o.model, kinds, 1, side);
     SGD sgd({.learning_rate = o.learning_rate, .momentum = 0.9});
-    FitReport report = fit(model, cross_entropy_loss(), sgd, *backend, {train, nullptr, &test}, fit_options(o));
+    FitReport report = fit(model, cross_entropy_loss(), sgd, *backend, {train, nullptr, &test}, o);
     if (!report.epochs.empty()) std::printf("test accuracy %.2f %%\n", 100 * *report.epochs.back().test_accuracy);
   });
 }

@@ -11,35 +11,35 @@ using namespace tandem;
 
 int main(int argc, char** argv) {
   return run_program(argc, argv, [&] {
-    Options o = parse_options(argc, argv, "A user's own training loop.",
-                              {.model = "lenet5", .fit = {.epochs = 1}, .learning_rate = 0.05},
-                              {"--data", "--model", "--epochs", "--batch", "--lr", "--schedule", "--seed", "--device",
-                               "--dtype", "--checkpoint"});
+    RunConfig o = parse_options(argc, argv, "A user's own training loop.",
+                                {.model = "lenet5", .epochs = 1, .learning_rate = 0.05},
+                                {"--data", "--model", "--epochs", "--batch", "--lr", "--schedule", "--seed", "--device",
+                                 "--dtype", "--checkpoint"});
     auto backend = make_backend(o);
     Dataset data = load_dataset("fashion-mnist", o.data);
     auto strategy = strategy_from_environment();  // this machine, or one of several ranks
     // --batch is cut over the ranks; under an asynchronous strategy each rank has batches of its own.
     const bool cut = strategy->size() == 1 || strategy->ranks().batch_shares > 1;
     const int own = cut ? 0 : o.batch;
-    Loader train(data.train, {.batch = o.batch, .batch_per_rank = own, .dtype = o.dtype, .seed = o.fit.seed}, *backend);
+    Loader train(data.train, {.batch = o.batch, .batch_per_rank = own, .dtype = o.dtype, .seed = o.seed}, *backend);
     Loader test(data.test, {.batch = 500, .dtype = o.dtype, .shuffle = false}, *backend);
 
     for (Loader* loader : {&train, &test}) loader->share(strategy->rank(), strategy->size());
 
     auto model = make_model(o.model, 10, 1, 28);
     // The parameters get their memory: one flat vector.
-    FlatParameters flat(model, *backend, o.fit.seed, strategy->memory());
+    FlatParameters flat(model, *backend, o.seed, strategy->memory());
     SGD sgd({.learning_rate = o.learning_rate, .momentum = 0.9});
     sgd.bind(flat);
     strategy->begin(flat, sgd);
 
     const Schedule schedule = Schedule::parse(o.schedule);
-    const double per_epoch = double(train.batches_per_epoch()), all = per_epoch * o.fit.epochs;
+    const double per_epoch = double(train.batches_per_epoch()), all = per_epoch * o.epochs;
     RunPosition at;  // with --checkpoint FOLDER it goes on where it was
-    const std::filesystem::path file = std::filesystem::path(o.fit.checkpoint) / "own_loop.safetensors";
-    if (!o.fit.checkpoint.empty()) make_folder("--checkpoint " + o.fit.checkpoint, o.fit.checkpoint);
-    if (!o.fit.checkpoint.empty() && exists(file)) at = load_checkpoint(file, {flat, sgd});
-    while (at.epoch < o.fit.epochs) {
+    const std::filesystem::path file = std::filesystem::path(o.checkpoint) / "own_loop.safetensors";
+    if (!o.checkpoint.empty()) make_folder("--checkpoint " + o.checkpoint, o.checkpoint);
+    if (!o.checkpoint.empty() && exists(file)) at = load_checkpoint(file, {flat, sgd});
+    while (at.epoch < o.epochs) {
       MetricSums sums;
       train.start(at.epoch);
       for (Batch batch; train.next(batch);) {
@@ -60,7 +60,7 @@ int main(int argc, char** argv) {
       if (strategy->rank() > 0) continue;
       std::printf("epoch %d: loss %.3f, test accuracy %.2f %%\n", int(at.epoch), sums.loss / sums.samples,
                   100 * e.accuracy);
-      if (o.fit.checkpoint.empty()) continue;
+      if (o.checkpoint.empty()) continue;
       // Under a parameter server: the momentum, from where it is
       strategy->synchronize(Strategy::Shared::optimizer, flat, sgd);
       save_checkpoint(file, {flat, sgd}, at);

@@ -33,17 +33,17 @@ class Signum : public Optimizer {
 
 int main(int argc, char** argv) {
   return run_program(argc, argv, [&] {
-    Options o =
+    RunConfig o =
         parse_options(argc, argv, "LeNet-5 by sign descent.",
-                      {.model = "lenet5", .fit = {.epochs = 3}, .learning_rate = 1e-3, .schedule = "cosine"},
+                      {.model = "lenet5", .epochs = 3, .learning_rate = 1e-3, .schedule = "cosine"},
                       {"--data", "--model", "--epochs", "--batch", "--lr", "--schedule", "--seed", "--metrics"});
     auto backend = make_backend(o);
     Dataset data = load_dataset("fashion-mnist", o.data);
-    Loader train(data.train, {.batch = o.batch, .seed = o.fit.seed}, *backend);
+    Loader train(data.train, {.batch = o.batch, .seed = o.seed}, *backend);
     Loader test(data.test, {.batch = 500, .shuffle = false}, *backend);
     auto model = make_model(o.model, data.train.classes, 1, 28);
     Signum signum(o.learning_rate);
-    FitReport report = fit(model, cross_entropy_loss(), signum, *backend, {train, nullptr, &test}, fit_options(o));
+    FitReport report = fit(model, cross_entropy_loss(), signum, *backend, {train, nullptr, &test}, o);
     if (!report.epochs.empty()) std::printf("test accuracy %.2f %%\n", 100 * *report.epochs.back().test_accuracy);
   });
 }

@@ -32,16 +32,16 @@ StrategyMaker half_way_named(const std::string& name) {
 
 int main(int argc, char** argv) {
   return run_program(argc, argv, [&] {
-    Options o = parse_options(argc, argv, "LeNet-5 by half-way averaging: start it with tandem-run -n 4.",
-                              {.model = "lenet5", .fit = {.epochs = 2}, .learning_rate = 0.05},
-                              {"--data", "--model", "--epochs", "--batch", "--lr", "--seed", "--metrics"});
+    RunConfig o = parse_options(argc, argv, "LeNet-5 by half-way averaging: start it with tandem-run -n 4.",
+                                {.model = "lenet5", .epochs = 2, .learning_rate = 0.05},
+                                {"--data", "--model", "--epochs", "--batch", "--lr", "--seed", "--metrics"});
     auto backend = make_backend(o);
     Dataset data = load_dataset("fashion-mnist", o.data);
-    Loader train(data.train, {.batch = o.batch, .seed = o.fit.seed}, *backend);
+    Loader train(data.train, {.batch = o.batch, .seed = o.seed}, *backend);
     Loader test(data.test, {.batch = 500, .shuffle = false}, *backend);
     auto model = make_model(o.model, data.train.classes, 1, 28);
     SGD sgd({.learning_rate = o.learning_rate, .momentum = 0.9});
     auto strategy = strategy_from_environment({{"half-way", half_way_named}});
-    fit(*model, cross_entropy_loss(), sgd, *backend, {train, nullptr, &test}, fit_options(o), strategy.get());
+    fit(*model, cross_entropy_loss(), sgd, *backend, {train, nullptr, &test}, o, strategy.get());
   });
 }

@@ -8,12 +8,12 @@ using namespace tandem;
 
 int main(int argc, char** argv) {
   return run_program(argc, argv, [&] {
-    Options o = parse_options(argc, argv, "One layer, trained by gradient descent written out.",
-                              {.fit = {.epochs = 3}, .batch = 100, .learning_rate = 0.05},
-                              {"--data", "--epochs", "--batch", "--lr", "--seed", "--device"});
+    RunConfig o = parse_options(argc, argv, "One layer, trained by gradient descent written out.",
+                                {.epochs = 3, .batch = 100, .learning_rate = 0.05},
+                                {"--data", "--epochs", "--batch", "--lr", "--seed", "--device"});
     auto backend = make_backend(o);
     Dataset data = load_dataset("fashion-mnist", o.data);
-    Loader train(data.train, {.batch = o.batch, .seed = o.fit.seed}, *backend);
+    Loader train(data.train, {.batch = o.batch, .seed = o.seed}, *backend);
     Loader test(data.test, {.batch = 500, .shuffle = false}, *backend);
 
     const std::int64_t inputs = data.train.height() * data.train.width(), classes = data.train.classes;
@@ -21,7 +21,7 @@ int main(int argc, char** argv) {
     Variable b(Tensor::zeros(*backend, {classes}), true, "b");
     auto logits = [&](const Batch& batch) { return linear(flatten(Variable(batch.images)), w, b); };
 
-    for (int epoch = 0; epoch < o.fit.epochs; epoch++) {
+    for (int epoch = 0; epoch < o.epochs; epoch++) {
       train.start(epoch);
       for (Batch batch; train.next(batch);) {
         Variable loss = cross_entropy(logits(batch), batch.labels);

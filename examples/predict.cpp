@@ -40,8 +40,8 @@ int main(int argc, char** argv) {
 
     std::vector<std::uint8_t> pixels(files.size() * std::size_t(bytes));
     for (std::size_t i = 0; i < files.size(); i++) {
-      auto file = open_bytes(files[i], "name a picture that is there");
-      fit_square(decode_image(*file, channels), side, pixels.data() + i * std::size_t(bytes));
+      const ByteSource file = open_bytes(files[i], "name a picture that is there");
+      fit_square(decode_image(file, channels), side, pixels.data() + i * std::size_t(bytes));
     }
     const auto probabilities = classify(pixels);
     for (std::size_t i = 0; i < files.size(); i++) {

@@ -24,8 +24,8 @@ class Block : public Module {  // y = relu(x + norm(conv(relu(norm(conv(x))))))
 
 int main(int argc, char** argv) {
   return run_program(argc, argv, [&] {
-    Options o = parse_options(
-        argc, argv, "A small ResNet on CIFAR-10.", {.fit = {.epochs = 2}, .learning_rate = 0.2, .augment = true},
+    RunConfig o = parse_options(
+        argc, argv, "A small ResNet on CIFAR-10.", {.epochs = 2, .learning_rate = 0.2, .augment = true},
         {"--data", "--epochs", "--batch", "--lr", "--seed", "--device", "--dtype", "--metrics", "--no-augment"});
     auto backend = make_backend(o);
     Dataset data = load_dataset("cifar-10", o.data);
@@ -33,7 +33,7 @@ int main(int argc, char** argv) {
                  {.batch = o.batch,
                   .dtype = o.dtype,
                   .augment = {.pad_crop = o.augment ? 4 : 0, .flip = o.augment},
-                  .seed = o.fit.seed},
+                  .seed = o.seed},
                  *backend);
     Loader test(data.test, {.batch = 500, .dtype = o.dtype, .shuffle = false}, *backend);
 
@@ -49,7 +49,7 @@ int main(int argc, char** argv) {
     model.add<Linear>(channels, data.train.classes);
 
     SGD sgd({.learning_rate = o.learning_rate, .momentum = 0.9, .nesterov = true, .weight_decay = 5e-4});
-    FitReport report = fit(model, cross_entropy_loss(), sgd, *backend, {train, nullptr, &test}, fit_options(o));
+    FitReport report = fit(model, cross_entropy_loss(), sgd, *backend, {train, nullptr, &test}, o);
     if (!report.epochs.empty()) std::printf("test accuracy %.2f %%\n", 100 * *report.epochs.back().test_accuracy);
   });
 }

@@ -34,13 +34,13 @@ struct Output {
   std::string slow = {};
 };
 
-Options options(int argc, char** argv, SimulatorOptions& s, Output& out) {
+RunConfig options(int argc, char** argv, SimulatorOptions& s, Output& out) {
   VirtualCluster& c = s.cluster;
-  Options o = parse_options(
+  RunConfig o = parse_options(
       argc, argv, "Simulates asynchronous training by many workers.",
       {.data_set = "fashion-mnist",
        .model = "smallcnn",
-       .fit = {.epochs = 2},
+       .epochs = 2,
        .batch = 64,
        .learning_rate = 0.02,
        .schedule = "constant",
@@ -86,11 +86,11 @@ Options options(int argc, char** argv, SimulatorOptions& s, Output& out) {
         [&](const std::string&) { out.json = true; }, true},
        {"--dry-run", "only checks the options, and says as JSON whether the strategy's rule keeps a momentum", "",
         [&](const std::string&) { out.dry_run = true; }, true}});
-  s.epochs = o.fit.epochs;
+  s.epochs = o.epochs;
   s.schedule = Schedule::parse(o.schedule);
-  s.seed = o.fit.seed;
-  s.metrics = o.fit.metrics;
-  s.settings = fit_options(o).settings;
+  s.seed = o.seed;
+  s.metrics = o.metrics;
+  s.settings = settings_of(o, OptionSpec::Decides::program);
   if (o.partition != "shared") s.settings.push_back({"--partition", o.partition});
   s.progress = !out.json;
   check_simulation(s);
@@ -126,7 +126,7 @@ std::string described(const Dataset& data) {
          hex(sum.value());
 }
 
-std::string json_of(const Options& o, const SimulatorOptions& s, const SimulatorReport& r, const Dataset& data,
+std::string json_of(const RunConfig& o, const SimulatorOptions& s, const SimulatorReport& r, const Dataset& data,
                     const std::string& backend, double wall_seconds) {
   const VirtualCluster& c = s.cluster;
   std::vector<double> epochs, seconds, accuracies;
@@ -191,7 +191,7 @@ int main(int argc, char** argv) {
   return run_program(argc, argv, [&] {
     SimulatorOptions s;
     Output out;
-    const Options o = options(argc, argv, s, out);
+    const RunConfig o = options(argc, argv, s, out);
     auto backend = make_backend(o);
     if (out.dry_run) {
       std::printf("{\"strategy\":%s,\"momentum\":%s}\n", json_quoted(s.strategy).c_str(),

@@ -39,13 +39,13 @@ int main(int argc, char** argv) {
     auto text = [](std::string name, std::string& field, std::string help) {
       return OptionSpec{name, help, field, [&field](const std::string& v) { field = v; }};
     };
-    Options o = parse_options(argc, argv, "A network for rows of numbers.",
-                              {.fit = {.epochs = 20}, .batch = 64, .learning_rate = 0.003, .optimizer = "adamw"},
-                              {"--epochs", "--batch", "--lr", "--schedule", "--optimizer", "--seed", "--device",
-                               "--metrics", "--checkpoint", "--resume"},
-                              {text("--features", features, "features [N, columns] as .npy"),
-                               text("--targets", targets, "their targets as .npy"),
-                               text("--task", kind, "numbers (regression), classes or labels (each target 0 or 1)")});
+    RunConfig o = parse_options(argc, argv, "A network for rows of numbers.",
+                                {.epochs = 20, .batch = 64, .learning_rate = 0.003, .optimizer = "adamw"},
+                                {"--epochs", "--batch", "--lr", "--schedule", "--optimizer", "--seed", "--device",
+                                 "--metrics", "--checkpoint", "--resume"},
+                                {text("--features", features, "features [N, columns] as .npy"),
+                                 text("--targets", targets, "their targets as .npy"),
+                                 text("--task", kind, "numbers (regression), classes or labels (each target 0 or 1)")});
     if (kind != "numbers" && kind != "classes" && kind != "labels")
       refuse("--task ", kind, ": choose numbers, classes or labels");
     if (features.empty() != targets.empty()) refuse("--features and --targets go together: name both");
@@ -58,15 +58,15 @@ int main(int argc, char** argv) {
     if (kind == "labels")
       for (double v : all.targets.values())
         if (v != 0 && v != 1) refuse("--task labels: ", targets, " holds ", v, ": each target is 0 or 1");
-    auto [training, testing] = split(all, all.rows() / 5, o.fit.seed);
+    auto [training, testing] = split(all, all.rows() / 5, o.seed);
     standardise(training, {&testing});
-    TableLoader train(training, {.batch = o.batch, .seed = o.fit.seed}, *backend);
+    TableLoader train(training, {.batch = o.batch, .seed = o.seed}, *backend);
     TableLoader test(testing, {.batch = 500, .shuffle = false}, *backend);
 
     const Task task = kind == "classes" ? classification() : kind == "labels" ? multi_label() : regression();
     Mlp model(all.features.size(1), all.outputs());
     auto optimizer = make_optimizer(o);
-    const FitReport report = fit(model, task, *optimizer, *backend, {train, nullptr, &test}, fit_options(o));
+    const FitReport report = fit(model, task, *optimizer, *backend, {train, nullptr, &test}, o);
     if (!report.epochs.empty()) std::printf("test loss %.4f\n", *report.epochs.back().test_loss);
   });
 }

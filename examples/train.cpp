@@ -7,9 +7,9 @@ using namespace tandem;
 
 int main(int argc, char** argv) {
   return run_program(argc, argv, [&] {
-    Options o =
-        parse_options(argc, argv, "Trains a network on a data set.",
-                      {.data_set = "fashion-mnist", .model = "smallcnn", .chooses_batch = true, .learning_rate = 0.1});
+    RunConfig o = parse_options(
+        argc, argv, "Trains a network on a data set.",
+        {.data_set = "fashion-mnist", .model = "smallcnn", .epochs = 8, .chooses_batch = true, .learning_rate = 0.1});
     auto backend = make_backend(o);
     Dataset data = load_dataset(o.data_set, o.data, o.folder);
     std::printf("%s: %lld + %lld pictures, %d × %d, %d channel%s, %d classes\n", data.name.c_str(),
@@ -20,7 +20,7 @@ int main(int argc, char** argv) {
 
     auto model = make_model(o.model, data.classes(), data.channels(), data.side());
     auto optimizer = make_optimizer(o);
-    FitReport report = fit(model, cross_entropy_loss(o.label_smoothing), *optimizer, *backend, loaders, fit_options(o));
+    FitReport report = fit(model, cross_entropy_loss(o.label_smoothing), *optimizer, *backend, loaders, o);
     if (!report.epochs.empty()) std::printf("test accuracy %.2f %%\n", 100 * *report.epochs.back().test_accuracy);
   });
 }

@@ -58,12 +58,12 @@ void read_batches(const std::string& list, TunerOptions& tuner) {
   }
 }
 
-Options options(int argc, char** argv, Asked& a) {
+RunConfig options(int argc, char** argv, Asked& a) {
   TuneRequest& r = a.request;
   ExchangeModel& x = r.tuner.exchange;
-  Options o = parse_options(
+  RunConfig o = parse_options(
       argc, argv, "Finds the minibatch that is fastest per sample within a budget of memory.",
-      {.data_set = "cifar10", .model = "resnet20", .learning_rate = 0.1},
+      {.data_set = "cifar10", .model = "resnet20", .epochs = 8, .learning_rate = 0.1},
       {"--data", "--data-set", "--size", "--model", "--epochs", "--schedule", "--optimizer", "--dtype", "--threads",
        "--seed", "--memory-budget", "--swap", "--scratch", "--lr"},
       {{"--on", "here: this machine, measured; h200: a simulated GPU", "here",
@@ -90,7 +90,7 @@ Options options(int argc, char** argv, Asked& a) {
        {"--measure", "run the plans here too", "", [&](const std::string&) { r.measure = true; }, true},
        {"--metrics", "file for what was predicted and measured; examples/report.py draws it (.jsonl)", "",
         [&](const std::string& v) { a.metrics = v; }}});
-  if (r.simulated && o.fit.memory_budget == 0) refuse("--on h200: how much of its memory? Say --memory-budget 100G");
+  if (r.simulated && o.memory_budget == 0) refuse("--on h200: how much of its memory? Say --memory-budget 100G");
   if (r.measure && r.simulated) refuse("--measure: only what is --on here can be measured here");
   if (x.link > 0 && x.ranks == 1) refuse("--link is that between ranks: say --ranks too");
   check_replaceable("--metrics", a.metrics, R"({"event":)", "metrics");
@@ -111,7 +111,7 @@ std::string line_of(const TunedBatch& r, const ExchangeModel& x, std::int64_t sa
   return line;
 }
 
-void print(const Tuned& t, const Options& o, const TuneRequest& r, std::int64_t samples) {
+void print(const Tuned& t, const RunConfig& o, const TuneRequest& r, std::int64_t samples) {
   std::printf("%s, %s, %s: budget %s", o.model.c_str(), name_of(o.dtype),
               r.simulated ? "a simulated H200" : "measured here", readable_bytes(double(t.tuner.budget)).c_str());
   if (t.tuner.means.swap)
@@ -130,7 +130,7 @@ void print(const Tuned& t, const Options& o, const TuneRequest& r, std::int64_t 
 }
 
 // Writes the choice, and what it rests on, for examples/report.py.
-void write_tuned(const std::string& path, const Tuned& t, const Options& o, const TuneRequest& r) {
+void write_tuned(const std::string& path, const Tuned& t, const RunConfig& o, const TuneRequest& r) {
   MetricsFile file(path);
   file.write({{"event", std::string("tuned")},
               {"model", o.model},
@@ -147,7 +147,7 @@ void write_tuned(const std::string& path, const Tuned& t, const Options& o, cons
 }
 
 // The command that trains so.
-std::string command(const Tuned& t, const Options& o) {
+std::string command(const Tuned& t, const RunConfig& o) {
   const ExchangeModel& x = t.tuner.exchange;
   std::string c =
       x.ranks > 1 ? printed("build/tandem-run -n %d --strategy %s ", x.ranks, x.server ? "asp+ddc-asgd" : "all-reduce")
@@ -155,11 +155,11 @@ std::string command(const Tuned& t, const Options& o) {
   c += printed("build/train --data-set %s --model %s --batch %lld --lr %s", o.data_set.c_str(), o.model.c_str(),
                static_cast<long long>(t.batch), digits(t.rate, 4).c_str());
   if (o.dtype != DType::f32) c += printed(" --dtype %s", name_of(o.dtype));
-  if (o.given.count("--epochs")) c += printed(" --epochs %d", o.fit.epochs);
-  if (t.schedule != Options{}.schedule) c += " --schedule " + t.schedule;
+  if (o.given.count("--epochs")) c += printed(" --epochs %d", o.epochs);
+  if (t.schedule != std::string("one-cycle")) c += " --schedule " + t.schedule;
   if (o.given.count("--optimizer")) c += " --optimizer " + o.optimizer;
-  if (o.fit.memory_budget > 0) c += printed(" --memory-budget %zu", o.fit.memory_budget);
-  return o.fit.swap == SwapMode::automatic ? c : c + " --swap " + name_of(o.fit.swap);
+  if (o.memory_budget > 0) c += printed(" --memory-budget %zu", o.memory_budget);
+  return o.swap == SwapMode::automatic ? c : c + " --swap " + name_of(o.swap);
 }
 
 }  // namespace
@@ -167,7 +167,7 @@ std::string command(const Tuned& t, const Options& o) {
 int main(int argc, char** argv) {
   return run_program(argc, argv, [&] {
     Asked asked;
-    const Options o = options(argc, argv, asked);
+    const RunConfig o = options(argc, argv, asked);
     auto backend = make_backend(o);
     const Dataset data = load_dataset(o.data_set, o.data, o.folder);
     const Tuned t = tune_for(o, data, *backend, asked.request);

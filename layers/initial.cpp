@@ -35,6 +35,31 @@ double normal_quantile(double p, double low, double high) {
   return 0.5 * (low + high);
 }
 
+// From `p` in [0, 1): a normal number, given that it lies between the bounds.
+double truncated_normal(const Initial& how, double p) {
+  double low = (how.low - how.value) / how.std, high = (how.high - how.value) / how.std;
+  // The left tail has full precision, so the right tail is computed by mirroring
+  const double sign = low + high > 0 ? -1 : 1;
+  if (sign < 0) std::tie(low, high) = std::pair(-high, -low);
+  const double from = normal_below(low), to = normal_below(high);
+  const double z = normal_quantile(from + (to - from) * (p + 0x1p-25), low, high);
+  return std::clamp(how.value + how.std * sign * z, how.low, how.high);
+}
+
+// Element e of the flat vector, drawn independently of all others; of an orthogonal matrix: before orthonormalise().
+double draw_one(const Initial& how, std::uint64_t seed, std::int64_t e) {
+  switch (how.kind) {
+    case Initial::Kind::uniform: {
+      const double middle = 0.5 * (how.low + how.high), half = 0.5 * (how.high - how.low);
+      return middle + half * (2.0 * uniform(words(seed, e).w[0]) - 1.0);
+    }
+    case Initial::Kind::normal: return how.value + how.std * standard_normal(seed, e);
+    case Initial::Kind::trunc_normal: return truncated_normal(how, uniform(words(seed, e).w[0]));
+    case Initial::Kind::orthogonal: return standard_normal(seed, e);
+    default: return how.value;
+  }
+}
+
 // Gram–Schmidt, each vector twice against those before it, on `count` vectors of `length`; element k of vector i is
 // at(i, k). That is the Q of a QR decomposition whose R has a positive diagonal.
 template <class At>
@@ -105,54 +130,27 @@ void draw(const Initial& how, const Shape& shape, std::uint64_t seed, std::int64
           int threads, std::int64_t from) {
   const auto n = static_cast<std::int64_t>(out.size());
   if (n == 0) return;
-  if (how.kind == Initial::Kind::orthogonal && n < shape.numel()) {  // its elements depend on each other
+  const bool orthogonal = how.kind == Initial::Kind::orthogonal;
+  require(!orthogonal || shape.rank() >= 2, "orthogonal: a weight of two axes or more is meant, not ", shape);
+  require(how.kind != Initial::Kind::trunc_normal || (how.low < how.high && how.std > 0),
+          "trunc_normal: no numbers between ", how.low, " and ", how.high);
+  if (orthogonal && n < shape.numel()) {  // its elements depend on each other
     std::vector<double> whole(static_cast<std::size_t>(shape.numel()));
     draw(how, shape, seed, begin, whole, threads);
     std::copy_n(whole.begin() + from, n, out.begin());
     return;
   }
-  const std::int64_t rows = shape.rank() ? shape[0] : 1, columns = shape.numel() / rows;
-  auto each = [&](auto element) {  // element(k), independent of all others
-    parallel_ranges(n >= parallel_grain ? threads : 1, n, 64, [&](std::int64_t first, std::int64_t last) {
-      for (std::int64_t k = first; k < last; k++) out[static_cast<std::size_t>(k)] = element(from + k);
-    });
-  };
-  auto draw_normal = [&](double mean, double std) {
-    each([=](std::int64_t k) { return mean + std * standard_normal(seed, begin + k); });
-  };
-  switch (how.kind) {
-    case Initial::Kind::constant: return std::fill(out.begin(), out.end(), how.value);
-    case Initial::Kind::uniform: {
-      const double middle = 0.5 * (how.low + how.high), half = 0.5 * (how.high - how.low);
-      return each([=](std::int64_t k) { return middle + half * (2.0 * uniform(words(seed, begin + k).w[0]) - 1.0); });
-    }
-    case Initial::Kind::normal: return draw_normal(how.value, how.std);
-    case Initial::Kind::trunc_normal: {
-      require(how.low < how.high && how.std > 0, "trunc_normal: no numbers between ", how.low, " and ", how.high);
-      double low = (how.low - how.value) / how.std, high = (how.high - how.value) / how.std;
-      // The left tail has full precision, so the right tail is computed by mirroring
-      const double sign = low + high > 0 ? -1 : 1;
-      if (sign < 0) std::tie(low, high) = std::pair(-high, -low);
-      const double from = normal_below(low), to = normal_below(high);
-      return each([=](std::int64_t k) {
-        const double p = from + (to - from) * (uniform(words(seed, begin + k).w[0]) + 0x1p-25);
-        return std::clamp(how.value + how.std * sign * normal_quantile(p, low, high), how.low, how.high);
-      });
-    }
-    case Initial::Kind::orthogonal: {
-      require(shape.rank() >= 2, "orthogonal: a weight of two axes or more is meant, not ", shape);
-      draw_normal(0, 1);
-      auto at = [&](std::int64_t r, std::int64_t c) -> double& {
-        return out[static_cast<std::size_t>(r * columns + c)];
-      };
-      if (rows <= columns)
-        orthonormalise(rows, columns, at);
-      else
-        orthonormalise(columns, rows, [&](std::int64_t i, std::int64_t k) -> double& { return at(k, i); });
-      for (double& v : out) v *= how.value;
-      return;
-    }
-  }
+  parallel_ranges(n >= parallel_grain ? threads : 1, n, 64, [&](std::int64_t first, std::int64_t last) {
+    for (std::int64_t k = first; k < last; k++)
+      out[static_cast<std::size_t>(k)] = draw_one(how, seed, begin + from + k);
+  });
+  if (!orthogonal) return;
+  const std::int64_t rows = shape[0], columns = shape.numel() / rows;
+  const bool wide = rows <= columns;
+  orthonormalise(std::min(rows, columns), std::max(rows, columns), [&](std::int64_t i, std::int64_t k) -> double& {
+    return out[static_cast<std::size_t>(wide ? i * columns + k : k * columns + i)];
+  });
+  for (double& v : out) v *= how.value;
 }
 
 }  // namespace tandem

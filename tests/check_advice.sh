@@ -7,8 +7,8 @@ build=${BUILD:-build}
 limit=120
 . tests/says.sh
 export OMP_NUM_THREADS=1
-train="$build/fashion_mnist --data synthetic --model mlp --val 59000 --epochs 1 --batch 50"
-small="$build/fashion_mnist --data synthetic --model mlp --val 59000 --epochs 1 --stop-after 1"
+train="$build/fashion_mnist --data $pictures --model mlp --val 5000 --epochs 1 --batch 50"
+small="$build/fashion_mnist --data $pictures --model mlp --val 5000 --epochs 1 --stop-after 1"
 run="$build/tandem-run -n 2"
 
 # advice TEXT COMMAND… -- COMMAND…: the first is refused with that text, the second is not; there {} is what stands behind the text.
@@ -57,8 +57,8 @@ pictures() {  # FOLDER SIDE NUMBER: black ones and grey ones, of an own class ea
 
 # ---- options of every training program -------------------------------------------------------------------------------
 advice 'add --memory-budget, say --memory-budget' $train --swap recompute -- $train --swap recompute --memory-budget {}
-advice 'add --val, say --val' $build/fashion_mnist --data synthetic --model mlp --epochs 1 --patience 2 -- \
-  $build/fashion_mnist --data synthetic --model mlp --epochs 1 --patience 2 --val {}
+advice 'add --val, say --val' $build/fashion_mnist --data $pictures --model mlp --epochs 1 --patience 2 -- \
+  $build/fashion_mnist --data $pictures --model mlp --epochs 1 --patience 2 --val {}
 advice 'add --metrics' $train --log-every 5 -- $train --log-every 5 --metrics "$there/advised.jsonl"
 advice 'name a checkpoint with' $train --evaluate -- $train --checkpoint "$there/saved"
 says 0 'test accuracy' $train --evaluate --resume "$there/saved"
@@ -75,11 +75,11 @@ command=$(sed -n "s|.*\(build/train .*\)|\1|p" "$there/out" | head -n 1)
 [ "$command" ] || complain "tune names no command: $(cat "$there/out")"
 says 0 'test accuracy' $build/${command#build/} --data synthetic --epochs 1
 warned 'batches, so each epoch makes one smaller step' $train --accumulate 200 -- $train --accumulate 20
-says 0 'batch norm has only 8 pictures' $run "$build/fashion_mnist" --data synthetic --model smallcnn-bn --val 59000 --epochs 1 --batch 16 --stop-after 2
-warned 'batch norm has only' $run "$build/fashion_mnist" --data synthetic --model smallcnn-bn --val 59000 --epochs 1 --batch 16 --stop-after 2 -- \
-  $run "$build/fashion_mnist" --data synthetic --model smallcnn-bn --val 59000 --epochs 1 --batch 16 --stop-after 2 --sync-bn
-warned 'more --epochs, or --batch' $run "$build/fashion_mnist" --data synthetic --model mlp --val 59000 --epochs 1 --batch-per-rank 25 -- \
-  $run "$build/fashion_mnist" --data synthetic --model mlp --val 59000 --epochs 1 --batch {}
+says 0 'batch norm has only 8 pictures' $run "$build/fashion_mnist" --data $pictures --model smallcnn-bn --epochs 1 --batch 16 --stop-after 2
+warned 'batch norm has only' $run "$build/fashion_mnist" --data $pictures --model smallcnn-bn --epochs 1 --batch 16 --stop-after 2 -- \
+  $run "$build/fashion_mnist" --data $pictures --model smallcnn-bn --epochs 1 --batch 16 --stop-after 2 --sync-bn
+warned 'more --epochs, or --batch' $run "$build/fashion_mnist" --data $pictures --model mlp --val 5000 --epochs 1 --batch-per-rank 25 -- \
+  $run "$build/fashion_mnist" --data $pictures --model mlp --val 5000 --epochs 1 --batch {}
 
 # ---- pictures --------------------------------------------------------------------------------------------------------
 pictures "$there/few" 12 6
@@ -108,10 +108,10 @@ advice 'start as many on every host' $build/tandem-run -n 3 --hosts-as 2 --strat
   $build/tandem-run -n 4 --hosts-as 2 --strategy hybrid $train
 # Every name in the list of strategies, and every form that a refusal asks for.
 says 2 'choose all-reduce' $run --strategy nothing $train
-for form in all-reduce hybrid hybrid:sample=0.5 local-sgd:4 post-local-sgd:4 cocod-sgd:4 easgd:4 outer:H=8,momentum=0.5,lr=0.7,stream=2,overlap=2 \
-  bsp ssp:3 quorum:1,grace=0.1 ringmaster:R=4 fedbuff:B=2 rennala:B=2 machines+asgd outer:H=8+delayed-nesterov daso daso:faithful \
+for form in hybrid:sample=0.5 local-sgd:4 post-local-sgd:4 cocod-sgd:4 easgd:4 outer:H=8,momentum=0.5,lr=0.7,stream=2,overlap=2 \
+  ssp:3 quorum:1,grace=0.1 ringmaster:R=4 fedbuff:B=2 rennala:B=2 machines+asgd outer:H=8+delayed-nesterov daso:faithful \
   daso:B=4,W=1,warm-up=4,cool-down=4 \
-  $(sed -n 's/.*rule of the parameter server: \([^;]*\), or one of these.*/\1/p' "$there/out" | head -n 1 | tr -d ,); do
+  $("$build/tandem-run" --strategies | sed -n 's/^| `\([a-z-]*\)`.*/\1/p' | grep -vE '^(ssp|quorum|ringmaster|fedbuff|rennala)$'); do
   "$build/tandem-run" -n 2 --strategy "$form" $train --stop-after 2 >"$there/form" 2>&1 || complain "$form: $(cat "$there/form")"
 done
 advice 'write quorum:workers=NUMBER' $run --strategy quorum $train -- $run --strategy quorum:workers=2 $train --stop-after 2

@@ -3,10 +3,10 @@
 # It must end well, or still be at work when its time is over (a training need not be waited for): what this catches are
 # options, files and programs that are not what the text says. And tests/README.md says what every test holds to account.
 #
-#   DOCUMENT_SECONDS  for each command (default 4)
+#   DOCUMENT_SECONDS  for each command (default 2)
 set -u
 build=${BUILD:-build}
-limit=${DOCUMENT_SECONDS:-4}
+limit=${DOCUMENT_SECONDS:-2}
 there=$(mktemp -d)
 trap 'rm -rf "$there"' EXIT
 tree=$(pwd)

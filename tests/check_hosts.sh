@@ -7,7 +7,7 @@ build=${BUILD:-build}
 sh dist/lab/hosts.sh 2 1gbit -- true >"$there/out" 2>&1
 case $? in 77) cat "$there/out"; exit 77 ;; 0) ;; *) cat "$there/out"; exit 1 ;; esac
 export TANDEM_SILENCE=3
-train="$build/fashion_mnist --data synthetic --model mlp --val 55000 --epochs 1 --lr 0.05"
+train="$build/fashion_mnist --data $pictures --model mlp --val 1000 --epochs 1 --lr 0.05"
 
 # trains COMMAND…: one rank prints the accuracy. That all have the same weights, they have found out themselves.
 trains() {

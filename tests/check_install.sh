@@ -24,7 +24,7 @@ struct Softsign {
   template <class A> A f(A x) const { return x; }
   template <class A> A df(A g, A) const { return g; }
 };
-void page(std::unique_ptr<Backend> backend, Options o, Module& net, Model model, Tensor t, Tensor s, Tensor labels, Tensor mask,
+void page(std::unique_ptr<Backend> backend, RunConfig o, Module& net, Model model, Tensor t, Tensor s, Tensor labels, Tensor mask,
           Tensor index, Variable x, Variable y, Variable w, FlatParameters& flat, Optimizer& optimizer, Dataset data, Loaders& loaders) {
 END
   awk -F ' *[|] *' '/^\| `/ { gsub(/^`|`$/, "", $3); print "  { " $3 "; }  // " FILENAME ":" FNR }' "$page"

@@ -11,7 +11,7 @@ short() {
   status=$1 text=$2
   shift 2
   says "$status" "$text" env OMP_NUM_THREADS=$threads \
-    "$build/fashion_mnist" --data synthetic --model mlp --epochs 1 --val 50000 "$@"
+    "$build/fashion_mnist" --data "$pictures" --model mlp --epochs 1 --val 1000 "$@"
 }
 
 # ---- What they print -------------------------------------------------------------------------------------------------
@@ -47,7 +47,7 @@ short 2 'holds something else than metrics' --metrics "$there/table"
 
 # ---- Learning one batch is a check: only a yes is success --------------------------------------------------------------
 says 1 'cannot tell whether the model learns: too few steps' \
-  "$build/fashion_mnist" --data synthetic --model mlp --overfit-batch --stop-after 2
+  "$build/fashion_mnist" --data "$pictures" --model mlp --overfit-batch --stop-after 2
 
 # ---- The minibatch for a memory --------------------------------------------------------------------------------------
 tune="$build/tune --data synthetic --data-set fashion-mnist --model lenet5 --threads 1"
@@ -100,8 +100,8 @@ says 2 "no model 'foo'" "$build/predict" --weights "$there/mlp.safetensors" --mo
 says 2 'which pictures' "$build/predict" --weights "$there/mlp.safetensors"
 says 2 'Name a checkpoint with --weights' "$build/predict" "$there/grey.pgm"
 says 2 'unknown option --bogus' "$build/predict" --bogus "$there/grey.pgm"
-says 0 'epoch 1' env OMP_NUM_THREADS=1 "$build/own_loop" --data synthetic --model mlp --checkpoint "$there/own"
-says 0 'epoch 2' env OMP_NUM_THREADS=1 "$build/own_loop" --data synthetic --model mlp --epochs 2 --checkpoint "$there/own"
+says 0 'epoch 1' env OMP_NUM_THREADS=1 "$build/own_loop" --data "$pictures" --model mlp --checkpoint "$there/own"
+says 0 'epoch 2' env OMP_NUM_THREADS=1 "$build/own_loop" --data "$pictures" --model mlp --epochs 2 --checkpoint "$there/own"
 grep -q 'epoch 1' "$there/out" && complain "own_loop began again in spite of its checkpoint"
 
 says 0 '88.0 % after ' env OMP_NUM_THREADS=$threads "$build/own_callback" --data synthetic --model mlp
@@ -142,7 +142,7 @@ short 0 "$reached" --import-torch "$there/mlp.safetensors" --evaluate
 grep -q epoch "$there/out" && complain "--evaluate trains: $(cat "$there/out")"
 short 0 'test accuracy' --import-torch "$there/mlp.safetensors" --evaluate --mean 0.5 --std 0.25
 grep -qx "$reached" "$there/out" && complain "--mean and --std make no difference"
-short 2 '--mean: 3 numbers, but synthetic' --mean 0.4,0.5,0.6
+short 2 '--mean: 3 numbers, but fashion-mnist' --mean 0.4,0.5,0.6
 short 2 '--std 0: expected' --std 0
 short 2 '--evaluate has nothing to evaluate' --evaluate
 short 2 '--evaluate trains nothing: it writes no' --resume "$there/trained" --evaluate --metrics "$there/none"
@@ -193,7 +193,7 @@ ulimit -S -f unlimited
 begun() {
   rm -f "$there/metrics"
   # In the background of a shell SIGINT is ignored; env gives it back.
-  OMP_NUM_THREADS=1 env --default-signal=INT "$build/fashion_mnist" --data synthetic --epochs 100000 \
+  OMP_NUM_THREADS=1 env --default-signal=INT "$build/fashion_mnist" --data "$pictures" --epochs 100000 \
     --metrics "$there/metrics" "$@" >"$there/begun" 2>&1 &
   tries=0
   until grep -q start "$there/metrics" 2>/dev/null || [ $tries -eq 300 ]; do tries=$((tries + 1)); sleep 0.2; done
@@ -227,7 +227,7 @@ kill -s TERM $!
 wait $!
 
 # ---- The same command again, as a batch system starts it: three times, with kills between, and the weights of a run without ---------
-again="$build/fashion_mnist --data synthetic --model mlp --val 50000 --epochs 30 --threads 1 --deterministic --resume auto"
+again="$build/fashion_mnist --data $pictures --model mlp --val 1000 --epochs 60 --threads 1 --deterministic --resume auto"
 says 0 'test accuracy' $again --checkpoint "$there/undisturbed"
 for signal in KILL=137 TERM=143; do
   $again --checkpoint "$there/requeued" --metrics "$there/requeued.jsonl" >"$there/begun" 2>&1 &
@@ -256,7 +256,7 @@ touch "$there/new/last.safetensors.1.tmp"
 truncate -s 3000 "$there/new/last.safetensors"
 short 2 "to go on with $there/new/best.safetensors remove $there/new/last.safetensors" --checkpoint "$there/new" --resume auto
 rm "$there/new/last.safetensors"
-says 0 'best.safetensors: 1 of 2 epochs are done' "$build/fashion_mnist" --data synthetic --model mlp --val 50000 --epochs 2 \
+says 0 'best.safetensors: 1 of 2 epochs are done' "$build/fashion_mnist" --data "$pictures" --model mlp --val 1000 --epochs 2 \
   --checkpoint "$there/new" --resume auto
 [ -e "$there/new/last.safetensors.1.tmp" ] && complain "half a checkpoint of a killed run stays"
 ln -sf nowhere "$there/new/last.safetensors"
@@ -283,7 +283,7 @@ start_job
 # ---- Closed standard streams: no file of ours gets their numbers -------------------------------------------------------
 for closed in '<&-' '>&-' '2>&-' '<&- >&- 2>&-'; do
   rm -f "$there/closed"
-  (eval "exec $closed"; exec "$build/fashion_mnist" --data synthetic --model mlp --epochs 1 --val 59000 --log-every 1 --metrics "$there/closed") >/dev/null 2>&1
+  (eval "exec $closed"; exec "$build/fashion_mnist" --data "$pictures" --model mlp --epochs 1 --val 5000 --log-every 1 --metrics "$there/closed") >/dev/null 2>&1
   grep -vq '^{.*}$' "$there/closed" && complain "with $closed the metrics hold: $(grep -v '^{.*}$' "$there/closed")"
   grep -q '"event":"end"' "$there/closed" || complain "with $closed the run did not end"
 done

@@ -9,7 +9,7 @@ limit=60
 . tests/says.sh
 export OMP_NUM_THREADS=1
 run="$build/tandem-run"
-train="$build/fashion_mnist --data synthetic --model mlp --val 50000 --epochs 1 --lr 0.02 --batch 50"
+train="$build/fashion_mnist --data $pictures --model mlp --epochs 1 --lr 0.02 --batch 50"
 
 # ---- every strategy trains to its end -------------------------------------------------------------------------------------
 # trains TEXT COMMAND…: it says so, and one rank prints the accuracy.
@@ -45,9 +45,9 @@ says 0 '2 ranks, bsp+asgd-m' env TANDEM_DEADLINE=0.5 "$run" -n 2 --strategy bsp 
   $build/fashion_mnist --data synthetic --model lenet5 --val 59000 --epochs 1 --batch 50
 # Rank 0 is slow: epochs that the others ended before it looked are one line.
 says 0 'epoch 1-' "$run" -n 3 --strategy ddc-asgd --pace 10 --slow 0:100 \
-  $build/fashion_mnist --data synthetic --model mlp --val 59000 --epochs 4 --batch 50
+  $build/fashion_mnist --data $pictures --model mlp --val 5000 --epochs 4 --batch 50
 # A resumed epoch's loss is of all of it.
-once="$build/fashion_mnist --data synthetic --model mlp --val 55000 --epochs 2 --lr 0.02 --batch 50 --deterministic --threads 1"
+once="$build/fashion_mnist --data $pictures --model mlp --val 1000 --epochs 2 --lr 0.02 --batch 50 --deterministic --threads 1"
 says 0 'epoch 2/2' "$run" -n 2 --servers 1 --strategy ddc-asgd $once
 second=$(grep -o 'epoch 2/2  loss [0-9.]*' "$there/out")
 says 0 'epoch 2/2' "$run" -n 4 --hosts-as 2 --strategy machines+bsp $once
@@ -57,7 +57,7 @@ says 0 "$second" "$run" -n 2 --servers 1 --strategy ddc-asgd $once --resume "$th
 says 0 'stopped after step 150' "$run" -n 4 --hosts-as 2 --strategy machines+bsp $once --checkpoint "$there/part" --stop-after 150
 says 0 "$machines" "$run" -n 4 --hosts-as 2 --strategy machines+bsp $once --resume "$there/part"
 # A checkpoint goes on, with other ranks too.
-says 0 'stopped after step 100 of 200' "$run" -n 2 --strategy ddc-asgd $train --checkpoint "$there/run" --stop-after 100
+says 0 'stopped after step 100 of 120' "$run" -n 2 --strategy ddc-asgd $train --checkpoint "$there/run" --stop-after 100
 says 0 'ranks was 2 and is 3' "$run" -n 3 --strategy ddc-asgd $train --resume "$there/run"
 
 # ---- losses ----------------------------------------------------------------------------------------------------------------
@@ -185,7 +185,7 @@ ended 143
 endless=$forever
 
 # ---- a loop of one's own: its checkpoint has the momentum, which lies on the servers ----------------------------------------
-own="$build/own_loop --data synthetic --model mlp --batch 500 --checkpoint $there/own"
+own="$build/own_loop --data $pictures --model mlp --batch 500 --checkpoint $there/own"
 says 0 'epoch 1' "$run" -n 2 --strategy asgd-m $own --epochs 1
 ! command -v python3 >/dev/null || python3 - "$there/own/own_loop.safetensors" <<'END' || complain 'own_loop saved no momentum'
 import array, json, struct, sys

@@ -10,7 +10,7 @@
 #include <cstdio>
 #include <sstream>
 
-#include "core/reference/backend.h"
+#include "core/reference/kernels.h"
 #include "cuda/plans.h"
 #include "examples/airbench.h"
 #include "layers/models/models.h"

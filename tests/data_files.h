@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "datasets/image.h"
-#include "tests/fuzz/memory_source.h"
 #include "tests/fuzz/targets.h"
 #include "tests/support.h"
 
@@ -32,13 +31,12 @@ inline void save(const fs::path& path, const Bytes& bytes) {
 }
 
 inline Image decode(const Bytes& bytes, int channels) {
-  MemorySource source(bytes, "a picture", "mend it");
-  return decode_image(source, channels);
+  return decode_image(ByteSource("a picture", "mend it", bytes), channels);
 }
 
 // gzip_none.cpp and image_none.cpp refuse every file.
 inline bool without_zlib() {
-  return bool(refused([] { gunzip(std::make_unique<MemorySource>(Bytes(), "a", "")); }, {"without zlib"}));
+  return bool(refused([] { gunzip(ByteSource("a", "", {})); }, {"without zlib"}));
 }
 inline bool without_stb() {
   return bool(refused([] { decode(small_png(), 3); }, {"without stb"}));

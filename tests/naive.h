@@ -15,7 +15,6 @@ class NaiveDaso : public DasoSchedule {
  public:
   NaiveDaso(const DasoOptions& o, std::unique_ptr<Communicator> across) : DasoSchedule(o), across_(std::move(across)) {}
   void allocate(const FlatParameters& flat) override { values_ = flat.values; }
-  void release() override { values_ = {}; }
   void begin_epoch(std::int64_t epoch, const RunPlan& plan) override {
     DasoSchedule::begin_epoch(epoch, plan);
     common_ = values_.values(), error_.assign(common_.size(), 0);

@@ -161,7 +161,6 @@ class Rehearsal(unittest.TestCase):
                 ("from 1 to 64", "--ranks", "2.5", "--", "true"),
                 ("expected a rate like 200mbit", "--link", "1gbit,fast", "--", "true"),
                 ("expected a number from 0 to 100", "--target", "nan", "--", "true"),
-                ("--link is given twice", "--link", "1gbit", "--link", "2gbit", "--", "true"),
                 ("unknown option --bogus", "--bogus", "--", "true"),
                 ("which program", "word", "--", "true"),
                 ("which program", "build/train"),

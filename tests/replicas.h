@@ -129,14 +129,14 @@ void train(Strategy& strategy, Ended& run, const OwnLoop& o) {
 }
 
 // ---- the whole loop -------------------------------------------------------------------------------------------------
-inline FitOptions quiet(int epochs) {
-  FitOptions o;
+inline RunConfig quiet(int epochs) {
+  RunConfig o;
   o.epochs = epochs;
   o.progress = false;
   return o;
 }
 
-inline void fit_on(Strategy& strategy, Ended& run, FitOptions options,
+inline void fit_on(Strategy& strategy, Ended& run, RunConfig options,
                    const std::function<void(Batch&, std::int64_t)>& each = {}, double rate = 0.05) {
   auto backend = reference_backend(1);
   Dataset data = synthetic({.side = 8, .channels = 1, .train = 203, .test = 61, .seed = 3});

@@ -18,15 +18,7 @@ inline Numbers whole(const FlatParameters& flat, const Tensor& vector, Strategy&
   Numbers all;
   for (const ParameterRange& s : flat.parameter_ranges()) {
     const Tensor mine = vector.range(s.local_begin, s.shape);
-    if (s.owner() == OwnerClass::replicated) {
-      for (double v : mine.values()) all.push_back(v);
-      continue;
-    }
-    const auto bytes = gather_slices(mine, s.slice, s.whole, strategy, true);
-    dispatch_wide(mine.dtype(), "whole", [&]<class T> {
-      const T* v = reinterpret_cast<const T*>(bytes.data());
-      all.insert(all.end(), v, v + s.whole.numel());
-    });
+    for (double v : gather_slices(mine, s.slice, s.whole, &strategy, true).values()) all.push_back(v);
   }
   return all;
 }

@@ -1,9 +1,12 @@
 #include "tests/support.h"
 
+#include <dlfcn.h>
 #include <unistd.h>
 
 #include <cmath>
+#include <csignal>
 #include <cstring>
+#include <fstream>
 
 namespace tandem::test {
 
@@ -20,14 +23,18 @@ testing::AssertionResult close(const std::string& name, const std::vector<double
                                      << d.error << " of the largest, " << tolerance << " allowed)";
 }
 
-testing::AssertionResult refused(const std::function<void()>& action, std::initializer_list<std::string> parts) {
+testing::AssertionResult holds(const std::string& text, const std::vector<std::string>& parts) {
+  for (const std::string& part : parts)
+    if (text.find(part) == std::string::npos)
+      return testing::AssertionFailure() << "it does not say \"" << part << "\": " << text;
+  return testing::AssertionSuccess();
+}
+
+testing::AssertionResult refused(const std::function<void()>& action, const std::vector<std::string>& parts) {
   try {
     action();
   } catch (const Error& e) {
-    for (const std::string& part : parts)
-      if (std::string(e.what()).find(part) == std::string::npos)
-        return testing::AssertionFailure() << "the message does not say \"" << part << "\": " << e.what();
-    return testing::AssertionSuccess();
+    return holds(e.what(), parts);
   }
   return testing::AssertionFailure() << "nothing was thrown";
 }
@@ -57,6 +64,27 @@ TemporaryFolder::TemporaryFolder() {
 TemporaryFolder::~TemporaryFolder() {
   std::error_code ignored;
   fs::remove_all(path_, ignored);
+}
+
+// ---- the process ----------------------------------------------------------------------------------------------------
+FileLimit::FileLimit(rlim_t bytes) : handler_(std::signal(SIGXFSZ, SIG_IGN)) {
+  getrlimit(RLIMIT_FSIZE, &before_);
+  const rlimit now{bytes, before_.rlim_max};
+  setrlimit(RLIMIT_FSIZE, &now);
+}
+
+FileLimit::~FileLimit() {
+  setrlimit(RLIMIT_FSIZE, &before_);
+  std::signal(SIGXFSZ, handler_);
+}
+
+bool sanitized() { return dlsym(RTLD_DEFAULT, "__asan_init") || dlsym(RTLD_DEFAULT, "__tsan_init"); }
+
+std::size_t of_this_process(const std::string& field) {
+  std::ifstream in("/proc/self/status");
+  for (std::string word; in >> word;)
+    if (std::size_t kib; word == field && in >> kib) return kib * 1024;
+  return 0;
 }
 
 }  // namespace tandem::test

@@ -1,7 +1,8 @@
 // What several tests share: comparisons that say what differs, the backends of this build, folders that go away by
-// themselves. The numbers are in dumps.h.
+// themselves, a full disk. The numbers are in dumps.h.
 #pragma once
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <filesystem>
 #include <memory>
@@ -18,8 +19,11 @@ namespace tandem::test {
 testing::AssertionResult close(const std::string& name, const std::vector<double>& got, const std::vector<double>& want,
                                double tolerance, double floor = 1e-6);
 
+// Success when the text holds all parts.
+testing::AssertionResult holds(const std::string& text, const std::vector<std::string>& parts);
+
 // Success when action throws Error with a message that holds all parts.
-testing::AssertionResult refused(const std::function<void()>& action, std::initializer_list<std::string> parts);
+testing::AssertionResult refused(const std::function<void()>& action, const std::vector<std::string>& parts);
 
 // ---- backends -------------------------------------------------------------------------------------------------------
 // Every kind of backend that this build has; make() gives a fresh one, with two threads, so that parallel code runs in
@@ -42,5 +46,24 @@ class TemporaryFolder {
  private:
   std::filesystem::path path_;
 };
+
+// ---- the process ----------------------------------------------------------------------------------------------------
+// While it lives, a file of this process cannot grow beyond `bytes`: what a full disk looks like.
+class FileLimit {
+ public:
+  explicit FileLimit(rlim_t bytes);
+  ~FileLimit();
+  FileLimit(const FileLimit&) = delete;
+
+ private:
+  rlimit before_{};
+  void (*handler_)(int);
+};
+
+// Whether this build is one of AddressSanitizer or ThreadSanitizer, which are slow and keep freed memory for a while.
+bool sanitized();
+
+// A field of /proc/self/status, as "VmRSS:", in bytes.
+std::size_t of_this_process(const std::string& field);
 
 }  // namespace tandem::test

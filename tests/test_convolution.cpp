@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <vector>
 
+#include "core/backend.h"
 #include "core/cpu/convolution.h"
 #include "core/cpu/winograd.h"
 #include "core/error.h"
@@ -205,6 +206,33 @@ TYPED_TEST(ConvolutionOf, EqualsPlainLoops) {
   for (const ConvShape& s : odd_shapes()) try_everything<TypeParam>(s, {1, 2});
   if (dtype_of<TypeParam> == DType::f32)
     std::printf("Winograd: largest error %.2g of the largest value\n", worst_winograd);
+}
+
+TEST(Convolution, TheReferenceBackendEqualsPlainLoops) {
+  auto reference = reference_backend(2);
+  for (const ConvShape& s : odd_shapes()) {
+    Random random;
+    const auto x = random.fill<float>(s.x_numel()), dy = random.fill<float>(s.y_numel()),
+               w = random.fill<float>(s.w_numel());
+    const Truth truth = by_loops(s, x, w, dy);
+    auto tensor = [&](const std::vector<float>& v, const Shape& shape) {
+      return Tensor::of(*reference, shape, std::vector<double>(v.begin(), v.end()), DType::f64);
+    };
+    const Tensor tx = tensor(x, {s.n, s.h, s.w, s.c_in}), tw = tensor(w, {s.c_out, s.kh, s.kw, s.c_in / s.groups}),
+                 tdy = tensor(dy, {s.n, s.out_h(), s.out_w(), s.c_out});
+    Tensor y = Tensor::like(tdy), dx = tx.clone(), dw = tw.clone();
+    reference->conv2d(s, tx, tw, nullptr, false, y);
+    EXPECT_LE(error(y.values(), truth.y), 1e-6);
+    for (bool add : {false, true}) {  // written, then added once more
+      reference->conv2d_backward_data(s, tdy, tw, dx, add);
+      reference->conv2d_backward_filter(s, tx, tdy, dw, add);
+    }
+    for (auto& [got, want] : {std::pair(&dx, &truth.dx), std::pair(&dw, &truth.dw)}) {
+      std::vector<double> half = got->values();
+      for (double& v : half) v /= 2;
+      EXPECT_LE(error(half, *want), 1e-6);
+    }
+  }
 }
 
 // Filters larger than the data (transformed on the way), several blocks of channels, several chunks of tiles, more

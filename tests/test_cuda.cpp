@@ -14,6 +14,7 @@
 
 using namespace tandem;
 using namespace tandem::cuda;
+using tandem::test::holds;
 using tandem::test::refused;
 
 namespace {
@@ -173,7 +174,7 @@ std::string run(int calls, std::function<void(std::string&)> step, std::string r
   const std::string said = testing::internal::GetCapturedStderr();
   if (why) {
     *why = recording.why_eager();
-    EXPECT_NE(said.find(*why), std::string::npos);
+    EXPECT_TRUE(holds(said, {*why}));
   }
   EXPECT_EQ(recording.recorded(), recording.why_eager().empty() && calls > Recording::eager_calls);
   return log;
@@ -282,7 +283,7 @@ TEST(CudaWeights, OthersThanParametersHaveNoCopyAndTheDeadAreForgotten) {
 TEST(CudaMemory, WhoHoldsTheDeviceIsSaid) {
   EXPECT_EQ(memory_state(std::size_t{1} << 30, std::size_t{80} << 30, std::size_t{70} << 30),
             "80.0 GiB: 1.00 GiB free, 70.0 GiB ours, 9.00 GiB held by other programs and by libraries");
-  EXPECT_NE(memory_state(10, 5, 10).find("0 B held by other"), std::string::npos) << "numbers that do not add up";
+  EXPECT_TRUE(holds(memory_state(10, 5, 10), {"0 B held by other"})) << "numbers that do not add up";
 }
 
 // ---- the device in a trace ------------------------------------------------------------------------------------------
@@ -295,13 +296,12 @@ TEST(CudaTimeline, TimesAreSumsThatKeepTheirDigits) {
 
 // ---- where there is no GPU ------------------------------------------------------------------------------------------
 TEST(CudaDevice, TheCauseIsNamed) {
-  EXPECT_NE(why_unusable(cudaErrorInsufficientDriver, 0, 13000).find("no NVIDIA driver"), std::string::npos);
-  EXPECT_NE(why_unusable(cudaErrorInsufficientDriver, 12040, 13000)
-                .find("driver is made for CUDA 12.4, this program for "
-                      "CUDA 13.0"),
-            std::string::npos);
-  EXPECT_NE(why_unusable(cudaErrorNoDevice, 13000, 13000).find("nvidia-smi"), std::string::npos);
-  EXPECT_NE(why_unusable(cudaErrorUnknown, 13000, 13000).find("cudaErrorUnknown"), std::string::npos);
+  EXPECT_TRUE(holds(why_unusable(cudaErrorInsufficientDriver, 0, 13000), {"no NVIDIA driver"}));
+  EXPECT_TRUE(
+      holds(why_unusable(cudaErrorInsufficientDriver, 12040, 13000), {"driver is made for CUDA 12.4, this program for "
+                                                                      "CUDA 13.0"}));
+  EXPECT_TRUE(holds(why_unusable(cudaErrorNoDevice, 13000, 13000), {"nvidia-smi"}));
+  EXPECT_TRUE(holds(why_unusable(cudaErrorUnknown, 13000, 13000), {"cudaErrorUnknown"}));
 }
 
 TEST(CudaDevice, IsRefusedWithoutAGpuAndNeverReplacedByTheCpu) {
@@ -317,7 +317,7 @@ TEST(CudaDevice, RunsTheOpTable) {
 }
 
 TEST(CudaDevice, LibrariesSayTheirVersions) {
-  EXPECT_NE(library_versions().find("cuDNN 9."), std::string::npos) << library_versions();
+  EXPECT_TRUE(holds(library_versions(), {"cuDNN 9."}));
   bool found = false;
   for (const std::string& path : library_paths()) found |= path.find("libcudnn") != std::string::npos;
   EXPECT_TRUE(found) << "libcudnn is loaded, but not among the paths";

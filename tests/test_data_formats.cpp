@@ -14,13 +14,17 @@ namespace {
 
 const std::string remedy = "fetch it again", mend = "): move it away and " + remedy;
 
-std::unique_ptr<ByteSource> memory(const Bytes& bytes) {
-  return std::make_unique<MemorySource>(bytes, "a file", remedy);
-}
+std::unique_ptr<ByteSource> memory(const Bytes& bytes) { return std::make_unique<ByteSource>("a file", remedy, bytes); }
 
 Tensor idx_of(const Bytes& bytes, int rank) { return read_idx(*memory(bytes), rank); }
-Tensor gzip_idx_of(const Bytes& bytes, int rank) { return read_idx(*gunzip(memory(bytes)), rank); }
-Tensor idx_in(const fs::path& path, int rank) { return read_idx(*open_bytes(path, remedy), rank); }
+Tensor gzip_idx_of(const Bytes& bytes, int rank) {
+  ByteSource plain = gunzip(*memory(bytes));
+  return read_idx(plain, rank);
+}
+Tensor idx_in(const fs::path& path, int rank) {
+  ByteSource file = open_bytes(path, remedy);
+  return read_idx(file, rank);
+}
 
 // The labels of the records of a CIFAR-10 file.
 std::vector<double> cifar_of(ByteSource& file, std::int64_t records) {
@@ -92,7 +96,7 @@ TEST(Formats, EveryFlippedBitThatIsCheckedIsNoticed) {
         EXPECT_EQ(f.read(bad), good) << f.name << ", bit " << bit;
         harmless++;
       } catch (const UsageError& e) {
-        EXPECT_NE(std::string(e.what()).find(mend), std::string::npos) << e.what();
+        EXPECT_TRUE(holds(std::string(e.what()), {mend})) << e.what();
       }
     }
     EXPECT_LE(harmless, f.harmless_bits) << f.name;
@@ -126,8 +130,7 @@ TEST(Idx, SaysWhatItFoundAndExpected) {
   // Sizes whose product overflows 64 bits must not become a small number.
   EXPECT_REFUSED(idx_of(idx(0x803, {0x80000000u, 0x80000000u, 4}, {1, 2, 3}), 3),
                  "header [2147483648,2147483648,4] is damaged");
-  EXPECT_REFUSED(idx_of(idx(0x803, {60000, 28, 28}, {1, 2, 3}), 3), "truncated",
-                 "holds at most 19 bytes, expected 47040016");
+  EXPECT_REFUSED(idx_of(idx(0x803, {60000, 28, 28}, {1, 2, 3}), 3), "truncated", "holds 19 bytes, expected 47040016");
   DataFolder dir;
   EXPECT_REFUSED(idx_in(dir / "none", 1), (dir / "none").string() + ": there is no such file: " + remedy);
   fs::create_directory(dir / "folder");
@@ -138,7 +141,7 @@ TEST(Gzip, SaysWhatIsWrong) {
   NEEDS_ZLIB();
   const Bytes& labels = compressed_labels;
   EXPECT_REFUSED(gzip_idx_of(cut(labels, labels.size() - 8), 1), "ends before its checksum");
-  EXPECT_REFUSED(gzip_idx_of(cut(labels, labels.size() - 16), 1), "truncated after", "expected 48");
+  EXPECT_REFUSED(gzip_idx_of(cut(labels, labels.size() - 16), 1), "ends before its checksum", mend);
   EXPECT_REFUSED(gzip_idx_of(gzip(idx(0x801, {3}, {1, 2, 3, 4})), 1), "goes on after 11 bytes");
   Bytes tail = gzip(idx(0x801, {3}, {1, 2, 3}));
   tail.push_back(7);
@@ -338,8 +341,7 @@ TEST(RealFiles, DamagedIdxAndCifarFilesAreRefused) {
   if (!root || !fs::exists(fashion) || !fs::exists(cifar)) GTEST_SKIP() << "no data in $TANDEM_DATA";
   const fs::path compressed = fashion / "t10k-labels-idx1-ubyte.gz";
   const Format gz{"gzip", load(compressed), [](const Bytes& b) { return gzip_idx_of(b, 1).values(); }};
-  const Format plain{"IDX", open_bytes(compressed, "")->read_all(),
-                     [](const Bytes& b) { return idx_of(b, 1).values(); }};
+  const Format plain{"IDX", open_bytes(compressed, "").all(), [](const Bytes& b) { return idx_of(b, 1).values(); }};
   const Format records{"CIFAR", cut(load(cifar / "test_batch.bin"), 1000 * 3073),
                        [](const Bytes& b) { return cifar_of(*memory(b), 1000); }};
   for (const Format* f : {&gz, &plain, &records}) {

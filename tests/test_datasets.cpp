@@ -199,8 +199,8 @@ TEST(FindData, FashionMnistsFirstPicturesStandInForAll) {
   testing::internal::CaptureStderr();
   const Dataset d = load_dataset("fashion-mnist");
   const std::string said = testing::internal::GetCapturedStderr();
-  EXPECT_NE(said.find("fashion-mnist was not found in " + (empty / "fashion-mnist").string()), said.npos) << said;
-  EXPECT_NE(said.find("get-data.sh fashion-mnist fetches all"), said.npos) << said;
+  EXPECT_TRUE(holds(said, {"fashion-mnist was not found in " + (empty / "fashion-mnist").string(),
+                           "get-data.sh fashion-mnist fetches all"}));
   EXPECT_EQ(d.name, "fashion-mnist-small");
   EXPECT_EQ(download_command("fashion-mnist", "there/fashion-mnist-small"), "git checkout there/fashion-mnist-small");
   EXPECT_EQ(std::pair(d.train.count(), d.test.count()), (std::pair<std::int64_t, std::int64_t>(6000, 1000)));
@@ -445,7 +445,7 @@ TEST(PictureFolder, BrokenPicturesAreRefusedOrCounted) {
   testing::internal::CaptureStderr();
   const Dataset d = load_dataset(all, {}, {.skip_broken = true});
   const std::string printed = testing::internal::GetCapturedStderr();
-  EXPECT_NE(printed.find(" pictures left out that cannot be decoded, the first is " + broken), printed.npos);
+  EXPECT_TRUE(holds(printed, {" pictures left out that cannot be decoded, the first is " + broken}));
   EXPECT_EQ(d.train.count() + d.test.count(), 19);
   save(broken, square_pnm(7, 3));
   EXPECT_REFUSED(load_dataset(all), "pixels, expected", "--size");
@@ -506,8 +506,8 @@ TEST(PictureFolder, NothingIsLeftOutOrMistakenInSilence) {
   testing::internal::CaptureStderr();
   load_dataset(dir.file("parts"));
   const std::string parts = testing::internal::GetCapturedStderr();
-  EXPECT_NE(parts.find("test/ has no pictures of some classes, the first is dog"), parts.npos) << parts;
-  EXPECT_NE(parts.find(": 1 files are not read, the first is " + dir.file("parts/beside.ppm")), parts.npos) << parts;
+  EXPECT_TRUE(holds(parts, {"test/ has no pictures of some classes, the first is dog",
+                            ": 1 files are not read, the first is " + dir.file("parts/beside.ppm")}));
   save(all / "cat/1.webp", {1});
   save(all / "dog/2.WebP", {1});
   save(all / "notes", {1});
@@ -564,7 +564,7 @@ TEST(PictureFolder, ASplitHasManySpellings) {
       printed = e.what();
     }
     printed += testing::internal::GetCapturedStderr();
-    EXPECT_NE(printed.find(part), printed.npos) << printed;
+    EXPECT_TRUE(holds(printed, {part}));
   };
   for (const char* training : {"train", "Training", "TRAIN", "training_set", "training_data", "train_images"})
     for (const char* test : {"test", "Testing", "val", "Valid", "validation", "test set", "TESTSET", "val2017"})

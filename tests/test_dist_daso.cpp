@@ -167,7 +167,7 @@ TEST(Daso, UnknownOptionsAreRefusedByName) {
 TEST(Daso, FitEndsWithTheSameOnEveryRank) {
   for (double ema : {0.0, 0.9})
     same_bits(on_hosts(2, 2, "daso:B=2,warm-up=1,cool-down=1", [&](Strategy& s, Ended& run) {
-      FitOptions o = quiet(4);
+      RunConfig o = quiet(4);
       o.ema = ema;
       fit_on(s, run, o);
     }));
@@ -181,7 +181,7 @@ TEST(Daso, AResumedRunGoesOnWithItsBAndW) {
     all_well([&] {
       std::vector<std::string> said;
       for (const Ended& run : on_hosts(2, 2, "daso:W=2" + cycling, [&](Strategy&s, Ended&run) {
-             FitOptions o = quiet(epochs);
+             RunConfig o = quiet(epochs);
              o.checkpoint = folder.file("run");
              if (epochs == 5) o.checkpoint = "", o.resume = folder.file("run");
              fit_on(s, run, o, {}, 1e-9);

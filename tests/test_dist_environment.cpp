@@ -17,10 +17,7 @@ Place place(const std::string& variables) {
   std::map<std::string, std::string> set;
   std::istringstream words(variables);
   for (std::string w; words >> w;) set[w.substr(0, w.find('='))] = w.substr(w.find('=') + 1);
-  return place_in([&](const char* name) -> const char* {
-    auto v = set.find(name);
-    return v == set.end() ? nullptr : v->second.c_str();
-  });
+  return place_in([&](const char* name) { return set[name]; });
 }
 
 TEST(Environment, NothingIsOneProcess) {

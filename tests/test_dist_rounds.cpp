@@ -440,8 +440,8 @@ TEST(LocalSgd, TheSimulatorComputesTheSame) {
       Loader share(data.train, {.batch_per_rank = 8, .seed = 5, .prefetch = 0}, *own);
       Plain model;
       SGD sgd(given);
-      FitOptions o = quiet(epochs);
-      o.schedule = Schedule::parse("step:1:0.1");
+      RunConfig o = quiet(epochs);
+      o.schedule = "step:1:0.1";
       fit(model, cross_entropy_loss(), sgd, *own, {share, nullptr, nullptr}, o, &s);
       run.weights = weights_of(model);
     });
@@ -457,7 +457,7 @@ TEST(LocalSgd, FitEndsWithTheSameOnEveryRank) {
     for (double ema : {0.0, 0.9})
       for (int n : {2, 3})
         same_bits(on_ranks(n, strategy, [&](Strategy& s, Ended& run) {
-          FitOptions o = quiet(3);
+          RunConfig o = quiet(3);
           o.ema = ema;
           fit_on(s, run, o);
         }));
@@ -472,7 +472,7 @@ TEST(Outer, ARunGoesOnBitForBit) {
       Loader train(data.train, {.batch = 24, .seed = 2, .prefetch = 0}, *backend);
       Plain model;
       SGD sgd({.learning_rate = 0.05});
-      FitOptions o = quiet(epochs);
+      RunConfig o = quiet(epochs);
       o.checkpoint = checkpoint, o.resume = resume;
       fit(model, cross_entropy_loss(), sgd, *backend, {train, nullptr, nullptr}, o, &s);
       for (auto& [name, p] : model.parameters())
@@ -566,7 +566,7 @@ TEST(LocalSgd, FewerBytesTravel) {
 
 TEST(LocalSgd, WhatDoesNotFitIsRefused) {
   for (const Ended& run : on_ranks(2, "local-sgd:4", [](Strategy&s, Ended&run) {
-         FitOptions o = quiet(1);
+         RunConfig o = quiet(1);
          o.sync_batch_norm = true;
          fit_on(s, run, o);
        }))
@@ -669,7 +669,7 @@ TEST(LocalSgd, WhatIsLeftOfARunGoesOnWhereItWas) {
       testing::internal::CaptureStderr();
       on_ranks(3, strategy,
                [&](Strategy& s, Ended& run) {
-                 FitOptions o = quiet(1000);
+                 RunConfig o = quiet(1000);
                  o.checkpoint = folder.file("run");
                  fit_on(s, run, o);
                },

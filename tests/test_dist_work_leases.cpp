@@ -2,7 +2,7 @@
 // network and no clock: what happens is told, and times are said.
 #include <gtest/gtest.h>
 
-#include "dist/job/frames.h"
+#include "dist/job/membership.h"
 #include "dist/server/coordinator.h"
 #include "dist/server/server_messages.h"
 #include "dist/server/work_leases.h"

@@ -431,18 +431,18 @@ TEST_F(Engine, HyperParametersThatAreNoneAreRefused) {
 TEST_F(Engine, FitOptionsThatAreNoneAreRefused) {
   const Dataset data = synthetic({.side = 8, .channels = 1, .train = 16, .test = 8, .seed = 3});
   Loader train(data.train, {.batch = 8, .prefetch = 0}, backend_);
-  auto fits = [&](const std::function<void(FitOptions&)>& set) {
+  auto fits = [&](const std::function<void(RunConfig&)>& set) {
     test::Plain model;
     SGD sgd({.learning_rate = 0.1});
-    FitOptions options = test::quiet(1);
+    RunConfig options = test::quiet(1);
     set(options);
     fit(model, cross_entropy_loss(), sgd, backend_, {train}, options);
   };
-  EXPECT_NO_THROW(fits([](FitOptions&) {}));
-  for (double bad : {-0.1, 1.0, nan}) EXPECT_TRUE(refused([&] { fits([&](FitOptions& o) { o.ema = bad; }); }, {"ema"}));
-  EXPECT_TRUE(refused([&] { fits([](FitOptions& o) { o.accumulate = 0; }); }, {"0 batches"}));
-  EXPECT_TRUE(refused([&] { fits([](FitOptions& o) { o.epochs = -1; }); }, {"epochs"}));
-  EXPECT_TRUE(refused([&] { fits([](FitOptions& o) { o.patience = -1; }); }, {"patience"}));
+  EXPECT_NO_THROW(fits([](RunConfig&) {}));
+  for (double bad : {-0.1, 1.0, nan}) EXPECT_TRUE(refused([&] { fits([&](RunConfig& o) { o.ema = bad; }); }, {"ema"}));
+  EXPECT_TRUE(refused([&] { fits([](RunConfig& o) { o.accumulate = 0; }); }, {"0 batches"}));
+  EXPECT_TRUE(refused([&] { fits([](RunConfig& o) { o.epochs = -1; }); }, {"epochs"}));
+  EXPECT_TRUE(refused([&] { fits([](RunConfig& o) { o.patience = -1; }); }, {"patience"}));
 }
 
 // ---- undefined Variables --------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@
 #include "layers/train/fit.h"
 #include "layers/train/options.h"
 #include "tests/support.h"
+#include "tests/training.h"
 
 using namespace tandem;
 
@@ -70,32 +71,35 @@ TEST(LossScaling, HalvesAtAnOverflowAndDoublesAfterPatience) {
   EXPECT_EQ(plain.not_finite, 1) << "without scaling the first one stops";
 }
 
-std::vector<double> trained(std::optional<LossScaling> scaling, double clip, std::uint64_t* steps = nullptr) {
+struct Training {
+  std::string optimizer = "sgd";
+  double rate = 0.05, clip = 0;
+  RunConfig fit = {.epochs = 2, .progress = false};
+};
+// The weights after it, and the optimizer's state.
+std::pair<std::vector<double>, StepState> trained(const std::optional<LossScaling>& scaling, const Training& t = {}) {
   auto backend = reference_backend(1);
-  Dataset data = synthetic({.side = 28, .train = 96, .test = 20});
+  Dataset data = synthetic({.side = 4, .channels = 1, .train = 96, .test = 20});
   Loader loader(data.train, {.batch = 16, .seed = 3, .prefetch = 0}, *backend);
-  auto model = make_model("lenet5", 10, 1, 28);
-  SGD sgd({.learning_rate = 0.05, .momentum = 0.9});
-  sgd.loss_scaling = scaling;
-  sgd.clip_norm = clip;
-  fit(*model, cross_entropy_loss(), sgd, *backend, {loader}, {.epochs = 2, .progress = false});
-  if (steps) *steps = sgd.read_state().step;
-  std::vector<double> all;
-  for (auto& [name, p] : model->parameters())
-    for (double v : p->variable.value().values()) all.push_back(v);
-  return all;
+  auto model = make_model("smallcnn", 10, 1, 4);
+  auto optimizer = make_optimizer({.learning_rate = t.rate, .optimizer = t.optimizer});
+  optimizer->loss_scaling = scaling;
+  optimizer->clip_norm = t.clip;
+  fit(*model, cross_entropy_loss(), *optimizer, *backend, {loader}, t.fit);
+  return {test::weights_of(*model), optimizer->read_state()};
 }
 
 TEST(LossScaling, APowerOfTwoChangesNoBitOfTheTraining) {
-  for (double clip : {0.0, 0.5}) EXPECT_EQ(trained(LossScaling{.first = 1024, .patience = 5}, clip), trained({}, clip));
+  for (double clip : {0.0, 0.5})
+    EXPECT_EQ(trained(LossScaling{.first = 1024, .patience = 5}, {.clip = clip}).first,
+              trained({}, {.clip = clip}).first);
 }
 
 TEST(LossScaling, StepsThatOverflowAreSkippedUntilTheScaleFits) {
-  std::uint64_t steps = 0;
-  const std::vector<double> w = trained(LossScaling{.first = 0x1p127f, .most = 0x1p127f}, 0, &steps);
-  EXPECT_LT(steps, 12u) << "of twelve steps some overflowed f32";
+  const auto [w, state] = trained(LossScaling{.first = 0x1p127f, .most = 0x1p127f});
+  EXPECT_LT(state.step, 12u) << "of twelve steps some overflowed f32";
   for (double v : w) ASSERT_TRUE(std::isfinite(v));
-  EXPECT_NE(w, trained({}, 0));
+  EXPECT_NE(w, trained({}).first);
 }
 
 // Overflows, skipped steps and a scale that grows again lie before and behind the place where the run is cut.
@@ -105,26 +109,12 @@ TEST(LossScaling, AResumedRunGivesTheBitsOfTheUninterruptedOne) {
     for (std::optional<LossScaling> scaling :
          {std::optional(LossScaling{.first = 0x1p127f, .most = 0x1p127f, .patience = 2}), {}}) {
       const std::string place = folder.file(std::string(name) + (scaling ? " scaled" : ""));
-      auto run = [&](int stop_after, bool resumes, bool saves) {
-        auto backend = reference_backend(1);
-        Dataset data = synthetic({.side = 28, .train = 96, .test = 20});
-        Loader loader(data.train, {.batch = 16, .seed = 3, .prefetch = 0}, *backend);
-        auto model = make_model("lenet5", 10, 1, 28);
-        auto optimizer = make_optimizer({.learning_rate = 0.01, .optimizer = name});
-        optimizer->loss_scaling = scaling;
-        FitOptions options{.epochs = 4, .progress = false};
-        options.stop_after = stop_after;
-        if (saves) options.checkpoint = place;
-        if (resumes) options.resume = place;
-        fit(*model, cross_entropy_loss(), *optimizer, *backend, {loader}, options);
-        std::vector<double> all;
-        for (auto& [path, p] : model->parameters())
-          for (double v : p->variable.value().values()) all.push_back(v);
-        return std::pair(all, optimizer->read_state());
-      };
-      const auto [straight, end] = run(0, false, false);
-      run(9, false, true);
-      const auto [parts, again] = run(0, true, false);
+      Training whole{.optimizer = name, .rate = 0.01, .fit = {.epochs = 4, .progress = false}};
+      Training first = whole, rest = whole;
+      first.fit.stop_after = 9, first.fit.checkpoint = rest.fit.resume = place;
+      const auto [straight, end] = trained(scaling, whole);
+      trained(scaling, first);
+      const auto [parts, again] = trained(scaling, rest);
       EXPECT_EQ(straight, parts) << name;
       EXPECT_EQ(end.loss_scale, again.loss_scale);
       EXPECT_EQ(end.unscaled_steps, again.unscaled_steps);

@@ -348,7 +348,7 @@ TEST_F(SimulatedParts, AsynchronousStepsFavourTheClassesOfFastWorkers) {
 // ---- ranks ----------------------------------------------------------------------------------------------------------
 // Trained by fit(), each rank on its own part.
 std::vector<Ended> on_parts(int ranks, const std::string& name, const std::string& partition, int epochs,
-                            std::int64_t batch = 16, double momentum = 0.9, FitOptions more = {}) {
+                            std::int64_t batch = 16, double momentum = 0.9) {
   const Dataset data = synthetic({.side = 8, .train = 640, .test = 200, .seed = 3});
   const MakeStrategy make = [&](auto c) {
     if (const auto how = Federated::parse(name)) return federated(std::move(c), *how, {.deadline = 30});
@@ -362,7 +362,7 @@ std::vector<Ended> on_parts(int ranks, const std::string& name, const std::strin
     Loader test(data.test, {.batch = 100, .shuffle = false}, *backend);
     Net net;
     SGD sgd({.learning_rate = 0.05, .momentum = momentum, .weight_decay = 5e-4});
-    FitOptions options = more;
+    RunConfig options;
     options.epochs = epochs;
     options.seed = 1;
     options.progress = false;

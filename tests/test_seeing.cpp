@@ -19,6 +19,7 @@
 #include "tests/training.h"
 
 using namespace tandem;
+using test::holds;
 using test::refused;
 using test::TemporaryFolder;
 
@@ -114,7 +115,7 @@ TEST(SeeingTrace, LanesOfSeveralThreadsAndABound) {
     EXPECT_EQ(lane->size(), std::size_t(std::min(100, 40 + 30 * i)));
     EXPECT_EQ(lane->dropped(), std::size_t(std::max(0, 30 * i - 60)));
   }
-  EXPECT_NE(trace.json().find("30 later events were dropped"), std::string::npos);
+  EXPECT_TRUE(holds(trace.json(), {"30 later events were dropped"}));
   EXPECT_TRUE(nlohmann::json::accept(trace.json()));
   EXPECT_TRUE(refused([&] { trace.write("/nowhere/t.json"); }, {"/nowhere/t.json", "cannot be written"}));
 }
@@ -210,9 +211,8 @@ TEST(SeeingTape, DotNamesOperationsModulesAndParameters) {
   Variable x(Tensor::full(*backend, {2, 4, 4, 3}, 0.5));
   Variable loss = sum(model(x));
   std::string dot = dot_of(loss);
-  for (const char* part : {"conv2d\\n[2,4,4,8]", "conv.weight\\n[8,3,3,3]", "label=\"bn\"", "average_pool2d", "sum",
-                           "saves 384 B", "constant"})
-    EXPECT_NE(dot.find(part), std::string::npos) << part << "\n" << dot;
+  EXPECT_TRUE(holds(dot, {"conv2d\\n[2,4,4,8]", "conv.weight\\n[8,3,3,3]", "label=\"bn\"", "average_pool2d", "sum",
+                          "saves 384 B", "constant"}));
   EXPECT_EQ(std::count(dot.begin(), dot.end(), '{'), std::count(dot.begin(), dot.end(), '}'));
   std::size_t edges = 0;
   for (std::size_t at = dot.find(" -> "); at != dot.npos; at = dot.find(" -> ", at + 1)) edges++;
@@ -237,7 +237,7 @@ TEST(SeeingSummary, CountsByHand) {
   EXPECT_GE(s.backward_peak_bytes, s.saved_bytes);
   for (auto& [name, p] : model.parameters()) EXPECT_FALSE(p->variable.defined()) << "summary() left memory behind";
   std::string text = s.text();
-  EXPECT_NE(text.find("276 parameters"), std::string::npos) << text;
+  EXPECT_TRUE(holds(text, {"276 parameters"}));
 }
 
 // Multiply-adds and parameters as published: He et al. 2016, torchvision.
@@ -333,7 +333,7 @@ struct Looked {
   FitReport report;
   std::string said, complained, failure;
   std::vector<double> weights;
-  explicit Looked(const std::function<void(FitOptions&, const TemporaryFolder&)>& change, double smoothing = 0) {
+  explicit Looked(const std::function<void(RunConfig&, const TemporaryFolder&)>& change, double smoothing = 0) {
     auto backend = cpu_backend(1);
     backend->deterministic(true);  // a stopwatch may choose another convolution the second time, and so other last bits
     Dataset data = synthetic({.side = 28, .train = 128, .test = 64});
@@ -341,7 +341,7 @@ struct Looked {
     Loader test(data.test, {.batch = 32, .shuffle = false}, *backend);
     auto model = make_model("lenet5", 10, 1, 28);
     SGD sgd({.learning_rate = 0.05, .momentum = 0.9});
-    FitOptions options{.epochs = 2, .schedule = Schedule::parse("constant"), .progress = false};
+    RunConfig options{.epochs = 2, .schedule = "constant", .progress = false};
     options.metrics = folder.file("run.jsonl");
     change(options, folder);
     testing::internal::CaptureStdout();
@@ -358,9 +358,9 @@ struct Looked {
 };
 
 TEST(SeeingFit, EverythingAtOnceAndTheSameWeights) {
-  Looked plain([](FitOptions&, const TemporaryFolder&) {});
+  Looked plain([](RunConfig&, const TemporaryFolder&) {});
   EXPECT_EQ(plain.said, "");
-  Looked all([](FitOptions& o, const TemporaryFolder& f) {
+  Looked all([](RunConfig& o, const TemporaryFolder& f) {
     o.profiler = {.summary = true,
                   .dot = f.file("tape.dot"),
                   .profile = true,
@@ -371,9 +371,8 @@ TEST(SeeingFit, EverythingAtOnceAndTheSameWeights) {
     o.log_every = 4;
   });
   EXPECT_EQ(plain.weights, all.weights) << "looking changed the training";
-  for (const char* part : {"(model)", "LeNet5", "multiply-adds per picture", "profile of 5 steps", "conv2d", "GFLOP/s",
-                           "memory in one step", "kept for backward by module", "parameters"})
-    EXPECT_NE(all.said.find(part), std::string::npos) << part << "\n" << all.said;
+  EXPECT_TRUE(holds(all.said, {"(model)", "LeNet5", "multiply-adds per picture", "profile of 5 steps", "conv2d",
+                               "GFLOP/s", "memory in one step", "kept for backward by module", "parameters"}));
   EXPECT_EQ(test::contents(all.folder.file("tape.dot")).rfind("digraph", 0), 0u);
 
   nlohmann::json trace = nlohmann::json::parse(test::contents(all.folder.file("trace.json")));
@@ -419,56 +418,54 @@ TEST(SeeingFit, ProfileSumsToTheStep) {
   EXPECT_DOUBLE_EQ(p.by_op[0].forward_ms, 3);
   EXPECT_DOUBLE_EQ(p.by_op[0].flops, 10e9);
   ASSERT_EQ(p.by_module.size(), 2u);
-  EXPECT_EQ(p.by_module[0].module, "conv1");                                // 4 ms before 2
-  EXPECT_NE(p.text().find("1500 GFLOP/s"), std::string::npos) << p.text();  // 6 GFLOP in 4 ms
+  EXPECT_EQ(p.by_module[0].module, "conv1");       // 4 ms before 2
+  EXPECT_TRUE(holds(p.text(), {"1500 GFLOP/s"}));  // 6 GFLOP in 4 ms
 }
 
 TEST(SeeingFit, OneBatchIsLearntByHeartAndItsVerdictCanBeNo) {
-  Looked good([](FitOptions& o, const TemporaryFolder&) { o.overfit_batch = true, o.epochs = 1, o.progress = true; });
-  EXPECT_NE(good.said.find("the model can learn"), std::string::npos) << good.said;
-  EXPECT_NE(good.complained.find("of 300 (loss below 0.01)"), std::string::npos) << good.complained;
+  Looked good([](RunConfig& o, const TemporaryFolder&) { o.overfit_batch = true, o.epochs = 1, o.progress = true; });
+  EXPECT_TRUE(holds(good.said, {"the model can learn"}));
+  EXPECT_TRUE(holds(good.complained, {"of 300 (loss below 0.01)"}));
   EXPECT_LT(good.report.steps, 300);
-  auto still = [](FitOptions& o, std::int64_t steps) {
+  auto still = [](RunConfig& o, std::int64_t steps) {
     o.overfit_batch = true, o.epochs = 1, o.stop_after = steps;
-    o.schedule = Schedule::parse("warmup:1000000+constant");  // a learning rate of nearly nothing
+    o.schedule = "warmup:1000000+constant";  // a learning rate of nearly nothing
   };
-  Looked bad([&](FitOptions& o, const TemporaryFolder&) { still(o, 0); });
-  EXPECT_NE(bad.failure.find("does NOT learn"), std::string::npos) << bad.failure;
-  EXPECT_NE(test::contents(bad.folder.file("run.jsonl")).find("\"end\""), std::string::npos);
-  Looked brief([&](FitOptions& o, const TemporaryFolder&) { still(o, 5); });
-  EXPECT_NE(brief.failure.find("cannot tell whether the model learns: too few steps"), std::string::npos)
-      << brief.failure;
+  Looked bad([&](RunConfig& o, const TemporaryFolder&) { still(o, 0); });
+  EXPECT_TRUE(holds(bad.failure, {"does NOT learn"}));
+  EXPECT_TRUE(holds(test::contents(bad.folder.file("run.jsonl")), {"\"end\""}));
+  Looked brief([&](RunConfig& o, const TemporaryFolder&) { still(o, 5); });
+  EXPECT_TRUE(holds(brief.failure, {"cannot tell whether the model learns: too few steps"}));
   EXPECT_EQ(bad.said + brief.said, "") << "a verdict that is none";
-  Looked smooth([](FitOptions& o, const TemporaryFolder&) { o.overfit_batch = true, o.epochs = 1; }, 0.1);
-  EXPECT_NE(smooth.said.find("it learns, but not to zero"), std::string::npos) << smooth.failure;
+  Looked smooth([](RunConfig& o, const TemporaryFolder&) { o.overfit_batch = true, o.epochs = 1; }, 0.1);
+  EXPECT_TRUE(holds(smooth.said, {"it learns, but not to zero"})) << smooth.failure;
 }
 
 TEST(SeeingFit, WhatNoStepCanFillIsNotWritten) {
   TemporaryFolder run;
-  auto options = [&](FitOptions& o) { o.checkpoint = run.file("run"); };
-  Looked first([&](FitOptions& o, const TemporaryFolder&) { options(o); });
-  auto looks = [&](FitOptions& o, const TemporaryFolder& f) {
+  auto options = [&](RunConfig& o) { o.checkpoint = run.file("run"); };
+  Looked first([&](RunConfig& o, const TemporaryFolder&) { options(o); });
+  auto looks = [&](RunConfig& o, const TemporaryFolder& f) {
     o.resume = run.file("run");
     o.profiler = {.dot = f.file("tape.dot"), .trace = f.file("trace.json"), .warm_up = 2, .steps = 2};
   };
   Looked nothing(looks);
   for (const char* file : {"tape.dot", "trace.json"}) {
     EXPECT_FALSE(std::filesystem::exists(nothing.folder.file(file)));
-    EXPECT_NE(nothing.complained.find(std::string(file) + ": not written"), std::string::npos) << nothing.complained;
+    EXPECT_TRUE(holds(nothing.complained, {std::string(file) + ": not written"}));
   }
-  Looked third([&](FitOptions& o, const TemporaryFolder& f) {  // steps 17 to 24: those looked at are among them
+  Looked third([&](RunConfig& o, const TemporaryFolder& f) {  // steps 17 to 24: those looked at are among them
     looks(o, f);
     o.epochs = 3;
   });
   EXPECT_EQ(third.complained, "");
-  EXPECT_NE(test::contents(third.folder.file("trace.json")).find("\"conv2d\""), std::string::npos);
+  EXPECT_TRUE(holds(test::contents(third.folder.file("trace.json")), {"\"conv2d\""}));
 
-  Looked other([](FitOptions& o, const TemporaryFolder& f) {
+  Looked other([](RunConfig& o, const TemporaryFolder& f) {
     o.profiler.dot = f.file("thesis.dot");
     write_file(o.profiler.dot, "graph of mine {}");
   });
-  EXPECT_NE(other.failure.find("--dot "), std::string::npos);
-  EXPECT_NE(other.failure.find("something else"), std::string::npos) << other.failure;
+  EXPECT_TRUE(holds(other.failure, {"--dot ", "something else"}));
   EXPECT_EQ(test::contents(other.folder.file("thesis.dot")), "graph of mine {}");
 }
 
@@ -478,10 +475,10 @@ TEST(SeeingFit, SummarySaysWhatThisTrainingKeeps) {
     Dataset data = synthetic({.side = 28, .train = 32, .test = 16});
     Loader train(data.train, {.batch = 16}, *backend);
     auto model = make_model("mlp", 10, 1, 28);
-    Options o;
+    RunConfig o;
     o.optimizer = optimizer;
     auto made = make_optimizer(o);
-    FitOptions options{.epochs = 1, .progress = false, .ema = ema, .stop_after = 1};
+    RunConfig options{.epochs = 1, .progress = false, .ema = ema, .stop_after = 1};
     options.profiler.summary = true;
     testing::internal::CaptureStdout();
     fit(*model, cross_entropy_loss(), *made, *backend, {train}, options);

@@ -219,11 +219,11 @@ TEST(SyncBatchNorm, RanksTogetherTrainAsOneMachine) {
 
 TEST(SyncBatchNorm, RanksThatDisagreeAboutItAreTold) {
   for (const Ended& run : on_ranks(2, [](Strategy&s, Ended&r) { train(s, r, 2, s.rank() == 0); }))
-    EXPECT_NE(run.said.find("start all ranks with the same program and options"), std::string::npos) << run.said;
+    EXPECT_TRUE(holds(run.said, {"start all ranks with the same program and options"}));
 }
 
 // The whole loop, in single precision; on twins of devices, too.
-void fit_on(Backend& backend, Strategy& strategy, Ended& run, FitOptions options, int broken = -1) {
+void fit_on(Backend& backend, Strategy& strategy, Ended& run, RunConfig options, int broken = -1) {
   Dataset data = synthetic({.side = 6, .channels = 1, .train = 61, .test = 20, .seed = 3});
   LoaderOptions o{.batch = 24 / strategy.size(), .seed = 2, .prefetch = 0};
   if (strategy.rank() == broken) o.transform = [](Batch& b) { b.images.fill(std::nan("")); };
@@ -239,7 +239,7 @@ void fit_on(Backend& backend, Strategy& strategy, Ended& run, FitOptions options
     for (double v : s->tensor.values()) run.buffers.push_back(v);
 }
 
-std::vector<Ended> fits(int n, const FitOptions& options, int broken = -1) {
+std::vector<Ended> fits(int n, const RunConfig& options, int broken = -1) {
   return on_ranks(n, [&](Strategy& s, Ended& run) {
     auto backend = reference_backend(1);
     fit_on(*backend, s, run, options, broken);
@@ -247,18 +247,18 @@ std::vector<Ended> fits(int n, const FitOptions& options, int broken = -1) {
 }
 
 TEST(SyncBatchNorm, FitEndsWithTheSameOnEveryRank) {
-  FitOptions shown{.epochs = 2};
+  RunConfig shown{.epochs = 2};
   shown.profiler.summary = true;  // for which rank 0 runs the model by itself
   testing::internal::CaptureStdout();
   same_bits(fits(3, shown));
-  EXPECT_NE(testing::internal::GetCapturedStdout().find("bn3"), std::string::npos);
+  EXPECT_TRUE(holds(testing::internal::GetCapturedStdout(), {"bn3"}));
   same_bits(fits(2, {.epochs = 2, .accumulate = 2}));
 }
 
 // The ranks look for the cause each by itself: the one that has it finds it before it runs the model.
 TEST(SyncBatchNorm, ALossThatIsNotFiniteStopsEveryRank) {
   for (const Ended& run : fits(3, {.epochs = 3}, 1))
-    EXPECT_NE(run.said.find("the loss or its gradient is not finite"), std::string::npos) << run.said;
+    EXPECT_TRUE(holds(run.said, {"the loss or its gradient is not finite"}));
 }
 
 TEST(SyncBatchNorm, DevicesGiveTheBitsOfTheHost) {
@@ -269,7 +269,7 @@ TEST(SyncBatchNorm, DevicesGiveTheBitsOfTheHost) {
     twin.behind = true;
     fit_on(twin, s, run, {.epochs = 3});
   });
-  EXPECT_NE(testing::internal::GetCapturedStderr().find("cannot be recorded: batch norm exchanges"), std::string::npos);
+  EXPECT_TRUE(holds(testing::internal::GetCapturedStderr(), {"cannot be recorded: batch norm exchanges"}));
   same_bits(host);
   same_bits(twins);
   EXPECT_TRUE(twins[0].weights == host[0].weights && twins[0].buffers == host[0].buffers);

@@ -172,7 +172,7 @@ TEST(Tasks, AreAPartOfTheRunsIdentity) {
   for (const Task& task : {regression(), multi_label()}) {
     Net model;
     SGD sgd({.learning_rate = 0.01});
-    FitOptions o = quiet(2);
+    RunConfig o = quiet(2);
     o.checkpoint = folder.file("run");
     if (task.name == "multi-label") o.resume = o.checkpoint, o.epochs = 3, o.progress = true;
     Strategy one;

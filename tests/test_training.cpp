@@ -1,6 +1,5 @@
 // What a training run rests on beside the loop itself: optimizers, averages, accumulation, checkpoints, early stop.
 #include <gtest/gtest.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -52,7 +51,7 @@ Dataset pictures(std::int64_t train = 376, std::int64_t held = 100) {
   return synthetic({.side = 8, .channels = 1, .train = train, .test = held, .seed = 3});
 }
 
-FitOptions quiet(int epochs) { return test::quiet_options(epochs); }
+RunConfig quiet(int epochs) { return test::quiet_options(epochs); }
 
 // ---- optimizers -----------------------------------------------------------------------------------------------------
 std::unique_ptr<Optimizer> optimizer_of(test::Attributes a) {
@@ -134,7 +133,7 @@ TEST(Optimizers, FollowPyTorchAndTheFormula) {
 TEST(Loading, LoadersAreWhatTheOptionsSay) {
   auto backend = reference_backend(1);
   const Dataset data = synthetic({.side = 8, .channels = 1, .train = 100, .test = 30, .seed = 3});
-  Options o;
+  RunConfig o;
   o.batch = 32;
   Loaders all(data, o, *backend);
   EXPECT_EQ(all.train.pictures().count(), 100);
@@ -268,7 +267,7 @@ TEST(Averages, AreWhatFitEvaluatesAndLeaves) {
       test(data.test, {.batch = 50, .shuffle = false}, *backend);
   Small model;
   SGD sgd({.learning_rate = 0.05, .momentum = 0.9});
-  FitOptions options = quiet(2);
+  RunConfig options = quiet(2);
   options.ema = 0.9;
   FitReport report = fit(model, cross_entropy_loss(), sgd, *backend, {train, nullptr, &test}, options);
   Evaluation e = evaluate(model, test);
@@ -289,7 +288,7 @@ TEST(Accumulating, IsTheMeanOverAllPicturesOfTheStep) {
       Plain model;
       SGD sgd({.learning_rate = 0.1, .momentum = 0.9});
       sgd.clip_norm = clip;
-      FitOptions options = quiet(3);
+      RunConfig options = quiet(3);
       options.accumulate = accumulate;
       FitReport report = fit(model, cross_entropy_loss(), sgd, *backend, {loader}, options);
       EXPECT_EQ(report.steps, 9);
@@ -335,42 +334,13 @@ TEST(Accumulating, HooksFireOnceAStepAndABadBatchIsFound) {
                     if (b.epoch == 1 && b.index == 1) b.images.fill(NAN);
                   }},
              *backend);
-  FitOptions options = quiet(2);
+  RunConfig options = quiet(2);
   options.accumulate = 2;
   EXPECT_TRUE(refused([&] { fit(model, cross_entropy_loss(), sgd, *backend, {bad}, options); },
                       {"step 4 ", "epoch 2, batch 2", "pictures"}));
 }
 
-// ---- mixup, dropout: the same numbers for any ranks -----------------------------------------------------------------
-TEST(RandomStreams, DropoutMasksDoNotDependOnRanks) {
-  for (const test::BackendKind& kind : test::backends()) {
-    std::unique_ptr<Backend> backend = kind.make();
-    Dataset data = pictures(64);
-    StepState state;
-    state.epoch = 3, state.seed = 9;
-    Tensor on_device(*backend, {std::int64_t(sizeof state)}, DType::u8);
-    backend->upload(on_device.raw_write(), &state, sizeof state);
-    std::map<int, std::vector<double>> masks[3];
-    for (int w = 0; w < 3; w++)
-      for (int rank = 0; rank < 1 << w; rank++) {
-        Loader loader(data.train, {.batch = 16, .seed = 4, .rank = rank, .world = 1 << w}, *backend);
-        loader.start(3);
-        for (Batch batch; loader.next(batch);) {
-          mode().step_state = on_device;
-          mode().samples = batch.samples, mode().draws = 0;
-          const std::vector<double> y =
-              dropout(Variable(Tensor::full(*backend, {batch.size(), 10}, 1)), 0.4, 2).value().values();
-          mode().step_state = mode().samples = {};
-          const std::vector<double> who = batch.samples.values();
-          for (std::size_t i = 0; i < who.size(); i++)
-            masks[w][int(who[i])] = {y.begin() + 10 * i, y.begin() + 10 * i + 10};
-        }
-      }
-    EXPECT_EQ(masks[0].size(), 64u);
-    EXPECT_TRUE(masks[0] == masks[1] && masks[0] == masks[2]) << kind.name;
-  }
-}
-
+// ---- mixup ----------------------------------------------------------------------------------------------------------
 TEST(Mixup, LossIsTheMixtureOfTwoLosses) {
   std::unique_ptr<Backend> backend = reference_backend();
   Batch batch;
@@ -404,11 +374,11 @@ class Checkpoint : public testing::Test {
   std::string last(const std::string& name) { return folder.file(name) + "/last.safetensors"; }
 
   // A run of its own, with everything made anew, as another process would.
-  FitReport run(const Recipe& r, FitOptions options, std::vector<double>* out = nullptr,
+  FitReport run(const Recipe& r, RunConfig options, std::vector<double>* out = nullptr,
                 std::function<void(Batch&)> transform = {}) {
     return run(kind, r, std::move(options), out, std::move(transform));
   }
-  FitReport run(const test::BackendKind& on, const Recipe& r, FitOptions options, std::vector<double>* out = nullptr,
+  FitReport run(const test::BackendKind& on, const Recipe& r, RunConfig options, std::vector<double>* out = nullptr,
                 std::function<void(Batch&)> transform = {}) {
     std::unique_ptr<Backend> backend = on.make();
     backend->deterministic(true);
@@ -422,7 +392,7 @@ class Checkpoint : public testing::Test {
                  *backend);
     Loader held(data.test, {.batch = 10, .dtype = r.dtype, .shuffle = false, .transform = at_evaluation}, *backend);
     Small model;
-    Options o;
+    RunConfig o;
     o.optimizer = r.optimizer;
     o.learning_rate = r.optimizer == "adamw" ? 0.003 : 0.05;
     o.clip = 5;
@@ -431,15 +401,15 @@ class Checkpoint : public testing::Test {
     options.epochs = r.epochs;
     options.ema = r.ema;
     options.accumulate = r.accumulate;
-    options.schedule = Schedule::parse("one-cycle");
+    options.schedule = "one-cycle";
     FitReport report = fit(model, cross_entropy_loss(0.1), *optimizer, *backend, {train, &held}, options);
     if (out) *out = weights_of(model);
     return report;
   }
 
   // A run that ended early and left its checkpoint in run/; returns what it was asked for.
-  FitOptions stopped_after(std::int64_t steps, Settings settings = {}) {
-    FitOptions options{.checkpoint = folder.file("run"), .stop_after = steps, .settings = std::move(settings)};
+  RunConfig stopped_after(std::int64_t steps, Settings settings = {}) {
+    RunConfig options{.checkpoint = folder.file("run"), .stop_after = steps, .settings = std::move(settings)};
     run({}, options);
     return options;
   }
@@ -472,13 +442,13 @@ TEST_F(Checkpoint, ResumingGivesTheUninterruptedRunBitForBit) {
       const test::BackendKind kind{many.name, [&](int threads) { return many.make_with(alone ? 1 : threads); }};
       SCOPED_TRACE(kind.name + " " + name);
       std::vector<double> whole, parts;
-      FitOptions straight{.checkpoint = folder.file(kind.name + name), .stop_after = 300};
+      RunConfig straight{.checkpoint = folder.file(kind.name + name), .stop_after = 300};
       FitReport one = run(kind, recipe, straight, &whole);
       ASSERT_EQ(one.steps, 300);
       ASSERT_TRUE(one.stopped);
 
       // 100 steps end in the middle of an epoch, 120 and 240 with one; the rest goes on in the same folder.
-      FitOptions in_parts;
+      RunConfig in_parts;
       const std::string parts_folder = folder.file(kind.name + name + " in parts");
       in_parts.checkpoint = parts_folder;
       std::vector<EpochReport> epochs;
@@ -503,7 +473,7 @@ TEST_F(Checkpoint, ResumingGivesTheUninterruptedRunBitForBit) {
 
 TEST_F(Checkpoint, IsWrittenOnSigtermAndEveryEpoch) {
   const Recipe recipe{.epochs = 2};
-  FitOptions options{.checkpoint = folder.file("straight")};
+  RunConfig options{.checkpoint = folder.file("straight")};
   std::vector<double> whole, parts;
   run(recipe, options, &whole);
   EXPECT_TRUE(std::filesystem::exists(last("straight")));
@@ -529,7 +499,7 @@ TEST_F(Checkpoint, IsWrittenOnSigtermAndEveryEpoch) {
 }
 
 TEST_F(Checkpoint, NamesWhatDiffers) {
-  FitOptions options = stopped_after(5, {{"--model", "small"}, {"--data", ""}});
+  RunConfig options = stopped_after(5, {{"--model", "small"}, {"--data", ""}});
   options.resume = last("run");
   options.checkpoint = {};
   options.stop_after = 6;
@@ -623,26 +593,20 @@ TEST_F(Checkpoint, DamageIsNoticed) {
 
 // A full disk, as far as a process can have its own: a file may not grow beyond a limit.
 TEST_F(Checkpoint, AFullDiskLeavesTheEarlierOne) {
-  FitOptions options = stopped_after(3);
+  RunConfig options = stopped_after(3);
   const std::string before = test::contents(last("run"));
   options.resume = options.checkpoint;
   options.stop_after = 5;
-  struct rlimit old {
-  }, small{};
-  getrlimit(RLIMIT_FSIZE, &old);
-  small = {before.size() / 2, old.rlim_max};
-  auto handler = std::signal(SIGXFSZ, SIG_IGN);
-  setrlimit(RLIMIT_FSIZE, &small);
-  testing::AssertionResult said = refused([&] { run({}, options); }, {last("run"), "unchanged"});
-  setrlimit(RLIMIT_FSIZE, &old);
-  std::signal(SIGXFSZ, handler);
-  EXPECT_TRUE(said);
+  {
+    const test::FileLimit full(before.size() / 2);
+    EXPECT_TRUE(refused([&] { run({}, options); }, {last("run"), "unchanged"}));
+  }
   EXPECT_TRUE(test::contents(last("run")) == before);
   EXPECT_EQ(files_in(folder.file("run")), 1) << "no half-written file is left";
 }
 
 TEST_F(Checkpoint, FoldersAreLookedAtBeforeTraining) {
-  FitOptions options{.checkpoint = folder.file("run"), .stop_after = 1};
+  RunConfig options{.checkpoint = folder.file("run"), .stop_after = 1};
   run({}, options);
   const std::string before = test::contents(last("run"));
   EXPECT_TRUE(refused([&] { run({}, options); }, {"another run's", "--resume"})) << "nothing is overwritten";
@@ -656,7 +620,7 @@ TEST_F(Checkpoint, FoldersAreLookedAtBeforeTraining) {
 }
 
 TEST_F(Checkpoint, MetricsGoOnInTheSameFile) {
-  FitOptions options{.metrics = folder.file("metrics.jsonl"), .checkpoint = folder.file("run"), .stop_after = 30};
+  RunConfig options{.metrics = folder.file("metrics.jsonl"), .checkpoint = folder.file("run"), .stop_after = 30};
   run({.epochs = 2}, options);
   std::ofstream(options.metrics, std::ios::app) << "{\"event\":\"ep";  // killed while it wrote
   options.resume = options.checkpoint;
@@ -674,7 +638,7 @@ TEST_F(Checkpoint, MetricsGoOnInTheSameFile) {
 }
 
 TEST_F(Checkpoint, MetricsOfAnotherRunAreNotGoneOnWith) {
-  FitOptions options = stopped_after(30), other;
+  RunConfig options = stopped_after(30), other;
   other.metrics = folder.file("other.jsonl");
   other.seed = 2;
   other.stop_after = 2;
@@ -693,7 +657,7 @@ TEST_F(Checkpoint, MetricsOfAnotherRunAreNotGoneOnWith) {
 }
 
 TEST_F(Checkpoint, NothingLeftToDoDoesNothing) {
-  FitOptions options = stopped_after(30);
+  RunConfig options = stopped_after(30);
   const std::string before = test::contents(last("run"));
   std::vector<double> there, then;
   options.resume = options.checkpoint;
@@ -715,7 +679,7 @@ TEST_F(Checkpoint, NothingLeftToDoDoesNothing) {
 }
 
 TEST_F(Checkpoint, AFolderBelongsToOneRunAtATime) {
-  FitOptions first{.checkpoint = folder.file("run"), .stop_after = 2};
+  RunConfig first{.checkpoint = folder.file("run"), .stop_after = 2};
   testing::AssertionResult said = testing::AssertionFailure() << "no second run was tried";
   run({}, first, nullptr, [&, made = 0](Batch&) mutable {
     if (made++ != 1) return;  // while it trains: fit() looks at the first batch before that
@@ -740,7 +704,7 @@ TEST_F(Checkpoint, TheLastGoodOneStaysWhenAValueIsNotFinite) {
   auto spoil = [](Batch& b) {
     if (b.epoch == 1 && b.index == 3) b.images = Tensor::full(b.images.backend(), b.images.shape(), NAN);
   };
-  FitOptions options{.checkpoint = folder.file("run")};
+  RunConfig options{.checkpoint = folder.file("run")};
   EXPECT_TRUE(
       refused([&] { run({}, options, nullptr, spoil); }, {"step 28 ", last("run") + " holds the run after step 24"}));
   options.resume = options.checkpoint;
@@ -755,7 +719,7 @@ TEST_F(Checkpoint, ASignalEndsAnEvaluation) {
   const test::BackendKind kind{test::backends()[0].name, [](int) { return test::backends()[0].make_with(1); }};
   std::vector<double> whole, parts;
   const Recipe recipe{.epochs = 2};
-  FitOptions options{.checkpoint = folder.file("straight")};
+  RunConfig options{.checkpoint = folder.file("straight")};
   FitReport straight = run(kind, recipe, options, &whole);
   options.checkpoint = folder.file("run");
   std::atomic<int> made = 0;
@@ -785,7 +749,7 @@ TEST(Patience, StopsWhenValidationNoLongerImproves) {
       held(data.test, {.batch = 50, .shuffle = false}, *backend);
   Plain model;
   SGD still({.learning_rate = 0});  // nothing changes: the first epoch stays the best
-  FitOptions options = quiet(10);
+  RunConfig options = quiet(10);
   options.patience = 3;
   FitReport report = fit(model, cross_entropy_loss(), still, *backend, {train, &held}, options);
   EXPECT_EQ(report.epochs.size(), 4u);

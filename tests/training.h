@@ -21,8 +21,8 @@ struct Tiny : Module {
   Variable forward(const Variable& x) override { return fc(flatten(bn2(conv2(max_pool2d(bn1(conv1(x))))))); }
 };
 
-inline FitOptions quiet_options(int epochs, std::uint64_t seed = 1) {
-  FitOptions o;
+inline RunConfig quiet_options(int epochs, std::uint64_t seed = 1) {
+  RunConfig o;
   o.epochs = epochs;
   o.seed = seed;
   o.progress = false;
@@ -42,13 +42,13 @@ inline std::vector<double> weights_of(Module& m) {
 }
 
 // The options of a program that is started with these words.
-inline Options parsed_options(std::vector<std::string> words) {
+inline RunConfig parsed_options(std::vector<std::string> words) {
   words.insert(words.begin(), "program");
   std::vector<char*> argv;
   for (std::string& w : words) argv.push_back(w.data());
   return parse_options(int(argv.size()), argv.data(), "Trains a network.");
 }
-inline Options parsed_options(const std::string& line) {  // words with a blank between them
+inline RunConfig parsed_options(const std::string& line) {  // words with a blank between them
   std::istringstream in(line);
   return parsed_options(std::vector<std::string>{std::istream_iterator<std::string>(in), {}});
 }

@@ -1,11 +1,11 @@
-// Memory copies and the description of the reference backend. Its operations are in the other files of this folder, one
-// for each family.
 #include "core/reference/backend.h"
 
-#include <algorithm>
 #include <cstring>
 
-namespace tandem::reference {
+#include "core/reference/kernels.h"
+
+namespace tandem {
+namespace reference {
 
 ReferenceBackend::ReferenceBackend(int threads, std::unique_ptr<MemorySource> source)
     : Backend("reference", std::move(source), threads > 0 ? threads : default_threads()) {
@@ -14,9 +14,7 @@ ReferenceBackend::ReferenceBackend(int threads, std::unique_ptr<MemorySource> so
   provide<double>(std::make_unique<ReferenceKernels<double>>(threads_, memory()));
 }
 
-std::string ReferenceBackend::description() const {
-  return "reference loops, " + std::to_string(threads()) + (threads() == 1 ? " thread" : " threads");
-}
+std::string ReferenceBackend::description() const { return "reference loops, " + counted(threads(), "thread"); }
 
 bool ReferenceBackend::supports(DType dtype) const {
   return dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f64;
@@ -27,12 +25,12 @@ void ReferenceBackend::copy(void* to, const void* from, std::size_t bytes) {
   if (bytes > 0) std::memcpy(to, from, bytes);
 }
 
-}  // namespace tandem::reference
+}  // namespace reference
 
-namespace tandem {
 std::unique_ptr<Backend> reference_backend(int threads) {
   auto backend = std::make_unique<reference::ReferenceBackend>(threads);
   backend->deterministic(true);
   return backend;
 }
+
 }  // namespace tandem

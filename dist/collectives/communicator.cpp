@@ -15,10 +15,10 @@ Cuts even_cuts(std::int64_t count, int pieces) {
 // ---- the calls ------------------------------------------------------------------------------------------------------
 Cuts Communicator::checked(Cuts cuts, Buffer data) const {
   if (cuts.empty()) return even_cuts(data.count, size());
-  require(int(cuts.size()) == size() + 1 && cuts.front() == 0 && cuts.back() == data.count &&
-              std::is_sorted(cuts.begin(), cuts.end()),
-          "cuts of ", data.count, " elements for ", size(), " ranks must be ", size() + 1, " rising numbers from 0 to ",
-          data.count);
+  require(
+      int(cuts.size()) == size() + 1 && cuts.front() == 0 && cuts.back() == data.count && std::ranges::is_sorted(cuts),
+      "cuts of ", data.count, " elements for ", size(), " ranks must be ", size() + 1, " rising numbers from 0 to ",
+      data.count);
   return cuts;
 }
 

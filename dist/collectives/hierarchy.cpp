@@ -88,14 +88,10 @@ std::unique_ptr<Communicator> hierarchy(std::unique_ptr<Communicator> base, int 
   std::vector<std::int32_t> hosts(std::size_t(base->size()));
   hosts[std::size_t(base->rank())] = host;
   base->all_gather(buffer(hosts)).wait();
-  std::vector<std::int32_t> kinds = hosts;
-  std::sort(kinds.begin(), kinds.end());
-  kinds.erase(std::unique(kinds.begin(), kinds.end()), kinds.end());
-  const auto here = std::count(hosts.begin(), hosts.end(), host);
-  const bool even =
-      std::all_of(kinds.begin(), kinds.end(), [&](int h) { return std::count(hosts.begin(), hosts.end(), h) == here; });
-  if (kinds.size() == 1) return on_node(std::move(base));
-  if (!even || here == 1) return base;
+  const auto here = std::ranges::count(hosts, host);
+  if (here == base->size()) return on_node(std::move(base));
+  if (here == 1 || !std::ranges::all_of(hosts, [&](int h) { return std::ranges::count(hosts, h) == here; }))
+    return base;
   const auto local = std::count(hosts.begin(), hosts.begin() + base->rank(), host);
   auto scatter = on_node(base->split(host, base->rank())), gather = on_node(base->split(host, base->rank()));
   auto lane = base->split(int(local), base->rank());

@@ -64,7 +64,7 @@ struct Room {
 
   // Completes the message if its other side has arrived.
   void post(PendingMessage& mine) {
-    const auto other = std::find_if(waiting.begin(), waiting.end(), [&](const PendingMessage* p) {
+    const auto other = std::ranges::find_if(waiting, [&](const PendingMessage* p) {
       return p->sends != mine.sends && p->from == mine.from && p->to == mine.to && p->header.matches(mine.header);
     });
     if (other == waiting.end()) return waiting.push_back(&mine);

@@ -291,9 +291,9 @@ class MessageCommunicator : public Communicator {
     std::vector<int> members;
     for (int r = 0; r < size(); r++)
       if (table[std::size_t(r) * 2] == color) members.push_back(r);
-    std::stable_sort(members.begin(), members.end(),
-                     [&](int a, int b) { return table[std::size_t(a) * 2 + 1] < table[std::size_t(b) * 2 + 1]; });
-    const auto me = int(std::find(members.begin(), members.end(), rank()) - members.begin());
+    std::ranges::stable_sort(
+        members, [&](int a, int b) { return table[std::size_t(a) * 2 + 1] < table[std::size_t(b) * 2 + 1]; });
+    const auto me = int(std::ranges::find(members, rank()) - members.begin());
     for (int& r : members) r = group_->ranks[std::size_t(r)];
     // The same on all members and different from every other communicator: a hash of its origin.
     const std::uint64_t context =

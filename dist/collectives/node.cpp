@@ -44,33 +44,6 @@ void ring(ControlBlock& block) {
   if (block.sleeping.load()) syscall(SYS_futex, &block.doorbell, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
-class NodeCommunicator;
-
-class NodeOperation : public OperationQueue::Operation {
- public:
-  NodeOperation(NodeCommunicator& node, const Call& call, const Header& header);
-
- private:
-  friend class NodeCommunicator;
-  bool step();    // returns true when a round is over
-  void before();  // a round's writes, before this rank arrives
-  void after();   // its reads, after all ranks have arrived
-  void decide();  // after the first round, in which all ranks publish their intents
-  Piece open(int rank) const;
-  std::uint64_t sent() const;
-  std::size_t bytes(Piece p) const { return std::size_t(p.length()) * size_of(data_.dtype); }
-  Piece piece(int rank) const { return {call.cuts[std::size_t(rank)], call.cuts[std::size_t(rank) + 1]}; }
-
-  NodeCommunicator& node_;
-  Buffer& data_ = call.data;
-  enum class Way { undecided, barrier, small, in_place, slots } way_ = Way::undecided;
-  std::int64_t round_ = 0, rounds_ = 1;
-  std::uint64_t sequence_ = 0;
-  bool entered_ = false;
-  int slot_ = 0;
-  Clock::time_point since_;  // when the other ranks were first found missing
-};
-
 class NodeCommunicator : public QueuedCommunicator {
  public:
   explicit NodeCommunicator(std::unique_ptr<Communicator> base)
@@ -92,7 +65,7 @@ class NodeCommunicator : public QueuedCommunicator {
 
   Work begin(const Call& call) override {
     if (call.is_message()) return base_->begin(call);
-    return add(std::make_shared<NodeOperation>(*this, call, header_of(call, ++number_)));
+    return add(std::make_shared<Collective>(*this, call, header_of(call, ++number_)));
   }
   std::unique_ptr<Communicator> split(int color, int key) override {
     auto part = base_->split(color, key);
@@ -119,7 +92,21 @@ class NodeCommunicator : public QueuedCommunicator {
   Traffic traffic() const override { return {bytes_ + base_->traffic().bytes, "shared memory"}; }
 
  private:
-  friend class NodeOperation;
+  enum class Way { undecided, barrier, small, in_place, slots };
+  struct Collective : Operation {
+    using Operation::Operation;
+    std::size_t bytes(Piece p) const { return std::size_t(p.length()) * size_of(call.data.dtype); }
+    Piece piece(int rank) const { return {call.cuts[std::size_t(rank)], call.cuts[std::size_t(rank) + 1]}; }
+    std::int64_t per_slot() const { return std::int64_t(slot_bytes / size_of(call.data.dtype)); }  // elements
+    int rounds_per_slot() const { return call.kind == Kind::all_reduce ? 2 : 1; }
+
+    Way way = Way::undecided;
+    std::int64_t round = 0, rounds = 1;
+    std::uint64_t sequence = 0;
+    bool entered = false;
+    int slot = 0;
+    Clock::time_point since = {};  // when the other ranks were first found missing
+  };
   struct SharedSegment {
     std::shared_ptr<std::byte> memory;
     std::size_t each;  // bytes per rank
@@ -149,13 +136,20 @@ class NodeCommunicator : public QueuedCommunicator {
   }
   static std::string words_of(double communicator) { return std::to_string(std::uint64_t(communicator)); }
 
-  NodeOperation& front() const { return static_cast<NodeOperation&>(*operations_.front()); }
+  bool step(Collective& o);          // returns true when a round is over
+  void before(Collective& o);        // a round's writes, before this rank arrives
+  void after(const Collective& o);   // its reads, after all ranks have arrived
+  void decide(Collective& o) const;  // after the first round, in which all ranks publish their intents
+  Piece open(const Collective& o, int rank) const;
+  std::uint64_t sent(const Collective& o) const;
+
+  Collective& front() const { return static_cast<Collective&>(*operations_.front()); }
   bool arrived(std::uint64_t sequence) const {
     for (int r = 0; r < ranks_; r++)
       if (control_blocks_[r].arrivals[sequence % 2].sequence.load(std::memory_order_acquire) < sequence) return false;
     return true;
   }
-  bool front_arrived() const { return !operations_.empty() && front().entered_ && arrived(front().sequence_); }
+  bool front_arrived() const { return !operations_.empty() && front().entered && arrived(front().sequence); }
   int last_to_arrive(std::uint64_t sequence) const {
     for (int r = 0; r < ranks_; r++)
       if (control_blocks_[r].arrivals[sequence % 2].sequence.load() < sequence) return r;
@@ -184,21 +178,21 @@ class NodeCommunicator : public QueuedCommunicator {
   }
 
   void report_wait() {
-    const NodeOperation& o = front();
-    wire_->report_wait({job_ranks_[std::size_t(last_to_arrive(o.sequence_))], o.sequence_, false, o.header});
+    const Collective& o = front();
+    wire_->report_wait({job_ranks_[std::size_t(last_to_arrive(o.sequence))], o.sequence, false, o.header});
     wait_reported_ = true;
   }
   // Operations are executed one after the other: each waits for the front of the queue.
   void check(Operation&) override {
-    NodeOperation& o = front();
-    const int last = last_to_arrive(o.sequence_), job = job_ranks_[std::size_t(last)];
-    const bool gone = o.entered_ && last != rank_ && wire_->left(job) && !arrived(o.sequence_);
+    Collective& o = front();
+    const int last = last_to_arrive(o.sequence), job = job_ranks_[std::size_t(last)];
+    const bool gone = o.entered && last != rank_ && wire_->left(job) && !arrived(o.sequence);
     wire_->progress();  // after left(): a rank that fails reports it before it leaves
     if (gone)
       throw CommunicationError(
           job, describe(o.header) + ": " + where(rank_) + " waits for " + where(last) + ", which has left");
-    if (o.since_ == Clock::time_point()) o.since_ = Clock::now();
-    const double waited = seconds_since(o.since_);
+    if (o.since == Clock::time_point()) o.since = Clock::now();
+    const double waited = seconds_since(o.since);
     if (waited > 0.5) report_wait();
     if (waited > deadline_)
       wire_->waited_too_long(
@@ -215,7 +209,7 @@ class NodeCommunicator : public QueuedCommunicator {
   }
   bool carry_on() override {
     bool moved = false;
-    while (!operations_.empty() && front().step()) {
+    while (!operations_.empty() && step(front())) {
       moved = true;
       if (front().over) operations_.pop_front();
     }
@@ -242,86 +236,71 @@ class NodeCommunicator : public QueuedCommunicator {
 };
 
 // ---- an operation ---------------------------------------------------------------------------------------------------
-NodeOperation::NodeOperation(NodeCommunicator& node, const Call& call, const Header& header)
-    : Operation(node, call, header), node_(node) {}
-
-bool NodeOperation::step() {
-  if (!entered_) {
-    sequence_ = ++node_.sequences_;
-    if (round_ == 0) {
-      node_.control_blocks_[node_.rank_].arrivals[sequence_ % 2].intent = {header, node_.place_of(data_)};
-      if (call.kind != Kind::barrier && data_.bytes() <= small_bytes) way_ = Way::small;
+bool NodeCommunicator::step(Collective& o) {
+  if (!o.entered) {
+    o.sequence = ++sequences_;
+    if (o.round == 0) {
+      control_blocks_[rank_].arrivals[o.sequence % 2].intent = {o.header, place_of(o.call.data)};
+      if (o.call.data.bytes() <= small_bytes) o.way = o.call.kind == Kind::barrier ? Way::barrier : Way::small;
     }
-    before();
-    entered_ = true;
-    node_.arrive(sequence_);
-    since_ = {};
+    before(o);
+    o.entered = true;
+    arrive(o.sequence);
+    o.since = {};
   }
-  if (!node_.arrived(sequence_)) return false;
-  if (round_ == 0) decide(), node_.bytes_ += sent();
-  after();
-  entered_ = false;
-  over = ++round_ == rounds_;
+  if (!arrived(o.sequence)) return false;
+  if (o.round == 0) decide(o), bytes_ += sent(o);
+  after(o);
+  o.entered = false;
+  o.over = ++o.round == o.rounds;
   return true;
 }
 
-void NodeOperation::decide() {
-  auto intent = [&](int r) -> const Intent& { return node_.control_blocks_[r].arrivals[sequence_ % 2].intent; };
+void NodeCommunicator::decide(Collective& o) const {
+  auto intent = [&](int r) -> const Intent& { return control_blocks_[r].arrivals[o.sequence % 2].intent; };
   bool same_place = true;
-  for (int r = 0; r < node_.ranks_; r++) {
+  for (int r = 0; r < ranks_; r++) {
     const Intent& theirs = intent(r);
-    if (theirs.header.kind != header.kind || !theirs.header.agrees(header))
-      throw CommunicationError(node_.job_ranks_[std::size_t(r)],
-                               mismatch(node_.where(r), theirs.header, node_.where(node_.rank_), header));
+    if (theirs.header.kind != o.header.kind || !theirs.header.agrees(o.header))
+      throw CommunicationError(job_ranks_[std::size_t(r)], mismatch(where(r), theirs.header, where(rank_), o.header));
     same_place = same_place && theirs.place == intent(0).place && theirs.place >= 0;
   }
-  if (way_ == Way::small) return;
-  if (call.kind == Kind::barrier) {
-    way_ = Way::barrier;
-    return;
-  }
-  const bool reduces = call.kind == Kind::all_reduce;
-  if (same_place) {
-    way_ = Way::in_place;
-    rounds_ = 2;  // the second: no rank uses another's memory any more
-    return;
-  }
-  way_ = Way::slots;
-  std::int64_t longest = data_.count;
-  if (call.kind == Kind::all_gather) {
+  if (o.way != Way::undecided) return;
+  o.way = same_place ? Way::in_place : Way::slots;
+  o.rounds = 2;  // in place; the second: no rank uses another's memory any more
+  if (same_place) return;
+  std::int64_t longest = o.call.data.count;
+  if (o.call.kind == Kind::all_gather) {
     longest = 0;
-    for (int r = 0; r < node_.ranks_; r++) longest = std::max(longest, piece(r).length());
+    for (int r = 0; r < ranks_; r++) longest = std::max(longest, o.piece(r).length());
   }
-  const auto per_slot = std::int64_t(slot_bytes / size_of(data_.dtype));
-  rounds_ = 1 + (longest + per_slot - 1) / per_slot * (reduces ? 2 : 1);
+  o.rounds = 1 + (longest + o.per_slot() - 1) / o.per_slot() * o.rounds_per_slot();
 }
 
 // The bytes of this rank that the others read, plus those that it writes for them.
-std::uint64_t NodeOperation::sent() const {
-  const auto others = std::uint64_t(node_.ranks_ - 1), all = std::uint64_t(data_.bytes()),
-             share = all / std::uint64_t(node_.ranks_);
-  switch (call.kind) {
-    case Kind::broadcast: return call.peer == node_.rank_ ? others * all : 0;
+std::uint64_t NodeCommunicator::sent(const Collective& o) const {
+  const auto others = std::uint64_t(ranks_ - 1), all = std::uint64_t(o.call.data.bytes()),
+             share = all / std::uint64_t(ranks_);
+  switch (o.call.kind) {
+    case Kind::broadcast: return o.call.peer == rank_ ? others * all : 0;
     case Kind::all_reduce: return 2 * others * share;
-    case Kind::reduce_scatter: return all - bytes(piece(node_.rank_));
-    case Kind::all_gather: return others * bytes(piece(node_.rank_));
+    case Kind::reduce_scatter: return all - o.bytes(o.piece(rank_));
+    case Kind::all_gather: return others * o.bytes(o.piece(rank_));
     default: return 0;
   }
 }
 
 // Elements of rank r's buffer that others can read in this round: all that it contributes, or as many as a slot holds.
-Piece NodeOperation::open(int r) const {
-  const Piece whole = call.kind == Kind::all_gather ? piece(r) : Piece{0, data_.count};
-  if (way_ != Way::slots) return whole;
-  const auto per_slot = std::int64_t(slot_bytes / size_of(data_.dtype));
-  const std::int64_t from = whole.begin + (round_ - 1) / (call.kind == Kind::all_reduce ? 2 : 1) * per_slot;
-  return {std::min(from, whole.end), std::min(from + per_slot, whole.end)};
+Piece NodeCommunicator::open(const Collective& o, int r) const {
+  const Piece whole = o.call.kind == Kind::all_gather ? o.piece(r) : Piece{0, o.call.data.count};
+  if (o.way != Way::slots) return whole;
+  const std::int64_t from = whole.begin + (o.round - 1) / o.rounds_per_slot() * o.per_slot();
+  return {std::min(from, whole.end), std::min(from + o.per_slot(), whole.end)};
 }
 
 // into = the combination of the ranks' elements, in the order of ranks; in bf16 with one rounding.
 template <class From>
 void reduce(Combine combine, DType dtype, int ranks, std::int64_t count, std::byte* into, const From& from) {
-  const std::size_t bytes = std::size_t(count) * size_of(dtype);
   if (dtype == DType::bf16) {
     float wide[1024];
     const auto* first = reinterpret_cast<const bf16*>(from(0));
@@ -330,78 +309,71 @@ void reduce(Combine combine, DType dtype, int ranks, std::int64_t count, std::by
     narrow(reinterpret_cast<bf16*>(into), wide, count);
     return;
   }
-  if (into != from(0)) std::memcpy(into, from(0), bytes);
+  std::memcpy(into, from(0), std::size_t(count) * size_of(dtype));
   for (int r = 1; r < ranks; r++) combine_elements(combine, dtype, into, from(r), count);
 }
 
-// Shares end at multiples of a cache line, so that no two ranks write to the same line.
-Piece share(std::int64_t count, int rank, int ranks, std::int64_t line = 64) {
-  auto cut = [&](int r) { return r == ranks ? count : count * r / ranks / line * line; };
-  return {cut(rank), cut(rank + 1)};
+void NodeCommunicator::before(Collective& o) {
+  const bool second = o.call.kind == Kind::all_reduce && o.round > 0 && o.round % 2 == 0;  // the slots hold sums
+  if ((o.way != Way::small && o.way != Way::slots) || second) return;
+  o.slot = int(uses_++ % 2);
+  if (o.call.kind == Kind::broadcast && o.call.peer != rank_) return;
+  if (const Piece p = open(o, rank_); p.length() > 0)
+    std::memcpy(slot(rank_, o.slot), o.call.data.at(p.begin), o.bytes(p));
 }
 
-void NodeOperation::before() {
-  const int me = node_.rank_;
-  const bool second = call.kind == Kind::all_reduce && round_ > 0 && round_ % 2 == 0;  // the slots hold sums
-  if ((way_ != Way::small && way_ != Way::slots) || second) return;
-  slot_ = int(node_.uses_++ % 2);
-  if (call.kind == Kind::broadcast && call.peer != me) return;
-  if (const Piece p = open(me); p.length() > 0) std::memcpy(node_.slot(me, slot_), data_.at(p.begin), bytes(p));
-}
-
-void NodeOperation::after() {
-  if (way_ == Way::barrier || (way_ == Way::slots && round_ == 0) || (way_ == Way::in_place && round_ == 1)) return;
-  const int me = node_.rank_, n = node_.ranks_;
-  const bool in_place = way_ == Way::in_place;
-  const std::int64_t place = in_place ? node_.place_of(data_) : 0;
+void NodeCommunicator::after(const Collective& o) {
+  if (o.way == Way::barrier || (o.way == Way::slots && o.round == 0) || (o.way == Way::in_place && o.round == 1))
+    return;
+  const Buffer& data = o.call.data;
+  const bool in_place = o.way == Way::in_place;
+  const std::int64_t place = in_place ? place_of(data) : 0;
   auto of = [&](int r, std::int64_t at) {  // the shared address of element `at` of rank r
-    return (in_place ? node_.at_place(place, r) : node_.slot(r, slot_)) +
-           std::size_t(at - (in_place ? 0 : open(r).begin)) * size_of(data_.dtype);
+    return (in_place ? at_place(place, r) : slot(r, o.slot)) +
+           std::size_t(at - (in_place ? 0 : open(o, r).begin)) * size_of(data.dtype);
   };
   auto copy = [&](int r, Piece p) {
-    if (r != me && p.length() > 0) std::memcpy(data_.at(p.begin), of(r, p.begin), bytes(p));
+    if (p.length() > 0) std::memcpy(data.at(p.begin), of(r, p.begin), o.bytes(p));
   };
-  constexpr std::int64_t block = 1024;                     // elements that stay in the first-level cache
-  auto combine = [&](Piece p, auto&& into, auto&& then) {  // block by block: into(block) = the sum; then(block)
+  constexpr std::int64_t block = 1024;  // elements that stay in the first-level cache
+  alignas(64) std::byte sum[block * 8];
+  auto combine = [&](Piece p, auto&& then) {  // block by block: then(block) takes its result from `sum`
     for (Piece b{p.begin, 0}; b.begin < p.end; b.begin = b.end) {
       b.end = std::min(b.begin + block, p.end);
-      reduce(call.combine, data_.dtype, n, b.length(), into(b), [&](int r) { return of(r, b.begin); });
+      reduce(o.call.combine, data.dtype, ranks_, b.length(), sum, [&](int r) { return of(r, b.begin); });
       then(b);
     }
   };
-  auto mine = [&](Piece b) { return data_.at(b.begin); };
-  auto nothing = [](Piece) {};
-  alignas(64) std::byte sum[block * 8];
-  auto aside = [&](Piece) { return sum; };  // for results that overwrite their operands
+  auto into_data = [&](Piece b) { std::memcpy(data.at(b.begin), sum, o.bytes(b)); };
 
-  const Piece p = open(me);
-  switch (call.kind) {
-    case Kind::broadcast: return copy(call.peer, p);
+  const Piece p = open(o, rank_);
+  switch (o.call.kind) {
+    case Kind::broadcast:
+      if (o.call.peer != rank_) copy(o.call.peer, p);
+      return;
     case Kind::all_gather:
-      for (int r = 0; r < n; r++) copy(r, open(r));
+      for (int r = 0; r < ranks_; r++)
+        if (r != rank_) copy(r, open(o, r));
       return;
     case Kind::reduce_scatter: {
-      const Piece wanted{std::max(p.begin, piece(me).begin), std::min(p.end, piece(me).end)};
-      if (!in_place) return combine(wanted, mine, nothing);
-      return combine(wanted, aside, [&](Piece b) { std::memcpy(mine(b), sum, bytes(b)); });
+      const Piece mine = o.piece(rank_);
+      return combine({std::max(p.begin, mine.begin), std::min(p.end, mine.end)}, into_data);
     }
-    default: break;  // all_reduce: each rank computes the sums of a share
+    default: break;  // all_reduce
   }
-  auto share_of = [&](int r) {
-    const Piece s = share(p.length(), r, n);
-    return Piece{p.begin + s.begin, p.begin + s.end};
-  };
-  if (way_ == Way::small) return combine(p, mine, nothing);
-  if (in_place) {
-    return combine(share_of(me), aside, [&](Piece b) {
-      for (int r = 0; r < n; r++) std::memcpy(of(r, b.begin), sum, bytes(b));
+  if (o.way == Way::small) return combine(p, into_data);
+  // Each rank computes the sums of a share. Shares end at multiples of a cache line, so that no two ranks write to the
+  // same line.
+  auto cut = [&](int r) { return r == ranks_ ? p.end : p.begin + p.length() * r / ranks_ / 64 * 64; };
+  auto share_of = [&](int r) { return Piece{cut(r), cut(r + 1)}; };
+  if (in_place)
+    combine(share_of(rank_), [&](Piece b) {
+      for (int r = 0; r < ranks_; r++) std::memcpy(of(r, b.begin), sum, o.bytes(b));
     });
-  }
-  // In slots: first each rank writes its share to its own slot. Then all ranks copy all shares.
-  if (round_ % 2 == 1)
-    return combine(share_of(me), aside, [&](Piece b) { std::memcpy(of(me, b.begin), sum, bytes(b)); });
-  for (int r = 0; r < n; r++)
-    if (const Piece s = share_of(r); s.length() > 0) std::memcpy(data_.at(s.begin), of(r, s.begin), bytes(s));
+  else if (o.round % 2 == 1)  // in slots: first each rank writes its share to its own slot
+    combine(share_of(rank_), [&](Piece b) { std::memcpy(of(rank_, b.begin), sum, o.bytes(b)); });
+  else  // then all ranks copy all shares
+    for (int r = 0; r < ranks_; r++) copy(r, share_of(r));
 }
 
 }  // namespace

@@ -96,12 +96,11 @@ class Staged : public QueuedCommunicator {
   }
 
   bool carry_on() override {
-    bool any = false;
-    for (auto& [which, lane] : lanes_)
-      while (int(begin_next(lane)) + int(exchange(lane)) + int(land(lane)) > 0) any = true;  // calls all three
-    bool copies = false;
-    for (auto& [which, lane] : lanes_)
-      for (const Slot& s : lane.under_way) copies = copies || s.at != Slot::At::host;
+    bool any = false, copies = false;
+    for (auto& [which, lane] : lanes_) {
+      while (advance(lane)) any = true;
+      copies = copies || std::ranges::any_of(lane.under_way, [](const Slot& s) { return s.at != Slot::At::host; });
+    }
     if (any || !copies) moved_ = Clock::now();
     return any;
   }
@@ -110,8 +109,7 @@ class Staged : public QueuedCommunicator {
       throw CommunicationError(rank(), where(rank()) + ": a copy between device and host has not ended for " +
                                            std::to_string(int(options_.deadline)) + " s");
   }
-  bool begin_next(Lane& lane) {
-    if (lane.queue.empty() || lane.free.empty()) return false;
+  void begin_next(Lane& lane) {
     Chunked& o = *lane.queue.front();
     lane.under_way.splice(lane.under_way.end(), lane.free, lane.free.begin());
     Slot& s = lane.under_way.back();
@@ -124,22 +122,20 @@ class Staged : public QueuedCommunicator {
       down_->mark(*s.event);
     }
     if (o.begun == o.chunks) lane.queue.pop_front();
-    return true;
   }
-  bool exchange(Lane& lane) {
-    for (Slot& s : lane.under_way) {
-      if (s.at != Slot::At::device) continue;
-      if (s.operation->fetches && !s.event->done()) return false;
-      s.work = host_->begin(part(s));
-      s.at = Slot::At::host;
-      return true;
-    }
-    return false;
-  }
-  bool land(Lane& lane) {
-    bool moved = false;
-    for (auto at = lane.under_way.begin(); at != lane.under_way.end();) {
+  // Returns true if a chunk has begun, or was exchanged, or is in the device's memory.
+  bool advance(Lane& lane) {
+    bool moved = !lane.queue.empty() && !lane.free.empty(), in_order = true;
+    if (moved) begin_next(lane);
+    for (auto at = lane.under_way.begin(), next = at; at != lane.under_way.end(); at = next) {
+      next = std::next(at);
       Slot& s = *at;
+      if (s.at == Slot::At::device && in_order && (!s.operation->fetches || s.event->done())) {
+        s.work = host_->begin(part(s));
+        s.at = Slot::At::host;
+        moved = true;
+      }
+      in_order = in_order && s.at != Slot::At::device;
       if (s.at == Slot::At::host && s.work.done()) {
         if (s.operation->sends) {
           up_->send(s.on_device(), s.memory.get(), s.pinned().bytes());
@@ -147,13 +143,11 @@ class Staged : public QueuedCommunicator {
         }
         s.at = Slot::At::back;
       }
-      auto next = std::next(at);
       if (s.at == Slot::At::back && (!s.operation->sends || s.event->done())) {
         s.operation->over = ++s.operation->ended == s.operation->chunks;
         lane.free.splice(lane.free.end(), lane.under_way, at);
         moved = true;
       }
-      at = next;
     }
     return moved;
   }

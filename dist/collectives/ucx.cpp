@@ -22,7 +22,6 @@
 #include "layers/train/strategy.h"
 
 namespace tandem {
-namespace ucx {
 namespace {
 
 std::string interface_of(const std::string& address) {
@@ -55,29 +54,9 @@ std::string size_of_dev_shm() {
          " free, and each rank takes 5 MiB of it: make room there, or start the container with --shm-size=1g";
 }
 
-}  // namespace
-
-Worker::Worker(const std::string& interface_address, Use use) {
-  // UCX reads the options of its transports from the environment only. Settings of the user are kept.
-  setenv("UCX_POSIX_ERROR_HANDLING", "y", 0);
-  setenv("UCX_SYSV_ERROR_HANDLING", "y", 0);
-  if (use == Use::survives)
-    setenv("UCX_TCP_TX_SEG_SIZE", "64k", 0);  // the copy of a fragment: 8 KiB take 1.6 times as long
-  const std::vector<int> before = listening_sockets();
-  const bool chosen = std::getenv("UCX_TLS"), small = dev_shm_is_small();
-  ucs_status_t status = create(interface_address, use, !small);
-  // /dev/shm may also be full or not writable.
-  if (status != UCS_OK && use != Use::survives && !small && !chosen) status = create(interface_address, use, false);
-  const std::string hint =
-      use == Use::survives ? "" : " (" + size_of_dev_shm() + (chosen ? ", or leave UCX_TLS out)" : ")");
-  check(status, "ucp_worker_create", hint);
-  for (int s : listening_sockets())
-    if (std::find(before.begin(), before.end(), s) == before.end()) ports_.push_back(s);
-  UCX_CHECK(ucp_worker_get_efd(worker, &events));
-  wake = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
-}
-
-ucs_status_t Worker::create(const std::string& interface_address, Use use, bool in_dev_shm) {
+// Makes the context and the worker.
+ucs_status_t create(Ucx& u, const std::string& interface_address, Ucx::Use use, bool in_dev_shm) {
+  using Use = Ucx::Use;
   std::string devices = interface_of(interface_address), rdma;
   std::error_code none;
   for (const auto& entry : std::filesystem::directory_iterator("/sys/class/infiniband", none))
@@ -94,28 +73,51 @@ ucs_status_t Worker::create(const std::string& interface_address, Use use, bool 
   if (!devices.empty()) take("NET_DEVICES", devices + rdma);
   // Over TCP UCX's rendezvous has no advantage, and waits for the bytes in flight: 71 MB/s instead of 120 at 1 Gbit/s.
   // UCX reassembles longer messages in its own memory. `fragment` and a header are one of UCX's fragments (64 KiB).
-  if (rdma.empty() && !std::getenv("UCX_RNDV_THRESH")) fragment = 60 << 10;
+  if (rdma.empty() && !std::getenv("UCX_RNDV_THRESH")) u.fragment = 60 << 10;
   if (rdma.empty()) take("RNDV_THRESH", "inf");
   ucp_params_t p{};
   p.field_mask = UCP_PARAM_FIELD_FEATURES;
   p.features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;
-  if (context) ucp_cleanup(std::exchange(context, nullptr));
-  const ucs_status_t status = ucp_init(&p, config, &context);
+  if (u.context) ucp_cleanup(std::exchange(u.context, nullptr));
+  const ucs_status_t status = ucp_init(&p, config, &u.context);
   ucp_config_release(config);
-  check(status, "ucp_init", " (ucx_info -d lists the transports; UCX_LOG_LEVEL=info says more)");
+  ucx::check(status, "ucp_init", " (ucx_info -d lists the transports; UCX_LOG_LEVEL=info says more)");
   ucp_worker_params_t w{};
   w.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
   w.thread_mode = UCS_THREAD_MODE_SERIALIZED;
-  return ucp_worker_create(context, &w, &worker);
+  return ucp_worker_create(u.context, &w, &u.worker);
 }
 
-Worker::~Worker() {
+}  // namespace
+
+Ucx::Ucx(const std::string& interface_address, Use use) {
+  // UCX reads the options of its transports from the environment only. Settings of the user are kept.
+  setenv("UCX_POSIX_ERROR_HANDLING", "y", 0);
+  setenv("UCX_SYSV_ERROR_HANDLING", "y", 0);
+  if (use == Use::survives)
+    setenv("UCX_TCP_TX_SEG_SIZE", "64k", 0);  // the copy of a fragment: 8 KiB take 1.6 times as long
+  const std::vector<int> before = listening_sockets();
+  const bool chosen = std::getenv("UCX_TLS"), small = dev_shm_is_small();
+  ucs_status_t status = create(*this, interface_address, use, !small);
+  // /dev/shm may also be full or not writable.
+  if (status != UCS_OK && use != Use::survives && !small && !chosen)
+    status = create(*this, interface_address, use, false);
+  const std::string hint =
+      use == Use::survives ? "" : " (" + size_of_dev_shm() + (chosen ? ", or leave UCX_TLS out)" : ")");
+  ucx::check(status, "ucp_worker_create", hint);
+  for (int s : listening_sockets())
+    if (std::ranges::find(before, s) == before.end()) ports_.push_back(s);
+  UCX_CHECK(ucp_worker_get_efd(worker, &events));
+  wake = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+}
+
+Ucx::~Ucx() {
   if (worker && !abandoned) ucp_worker_destroy(worker);
   if (context && !abandoned) ucp_cleanup(context);
   if (wake >= 0) close(wake);
 }
 
-void Worker::accept_only(const std::vector<std::string>& addresses) {
+void Ucx::accept_only(const std::vector<std::string>& addresses) {
   for (int s : ports_)
     if (const std::string why = tandem::accept_only(s, addresses); !why.empty() && !std::exchange(warned_, true))
       std::fprintf(stderr,
@@ -125,7 +127,7 @@ void Worker::accept_only(const std::vector<std::string>& addresses) {
                    port_of(s), why.c_str());
 }
 
-std::string Worker::address() const {
+std::string Ucx::address() const {
   ucp_address_t* a = nullptr;
   std::size_t length = 0;
   UCX_CHECK(ucp_worker_get_address(worker, &a, &length));
@@ -134,6 +136,7 @@ std::string Worker::address() const {
   return s;
 }
 
+namespace ucx {
 namespace {
 
 // Sent before the elements.
@@ -147,7 +150,7 @@ constexpr unsigned message_id = 1;
 
 class UcxWire : public Wire, private Link {
  public:
-  UcxWire(std::shared_ptr<Worker> ucx, std::vector<std::string> addresses, std::uint64_t nonce,
+  UcxWire(std::shared_ptr<Ucx> ucx, std::vector<std::string> addresses, std::uint64_t nonce,
           std::shared_ptr<Control> control)
       : Link(std::move(ucx), std::move(addresses), nonce, std::move(control)) {
     handler(message_id, arrived, this);
@@ -174,8 +177,8 @@ class UcxWire : public Wire, private Link {
   }
   std::unique_ptr<Request> recv(int from, const Header& header, void* data, std::size_t bytes) override {
     auto pending = std::make_unique<PendingMessage>(*this, from, header, data, bytes);
-    auto match = std::find_if(unexpected_.begin(), unexpected_.end(),
-                              [&](Unexpected& u) { return u.from == from && u.header.matches(header); });
+    auto match =
+        std::ranges::find_if(unexpected_, [&](Unexpected& u) { return u.from == from && u.header.matches(header); });
     if (match == unexpected_.end()) {
       receives_.push_back(pending.get());
     } else {
@@ -190,8 +193,7 @@ class UcxWire : public Wire, private Link {
   void progress() override {
     control_->check();
     for (int i = 0; i < 64 && Link::progress(); i++) {}
-    const auto gone =
-        std::find_if(receives_.begin(), receives_.end(), [&](const PendingMessage* p) { return left(p->peer); });
+    const auto gone = std::ranges::find_if(receives_, [&](const PendingMessage* p) { return left(p->peer); });
     control_->check();  // after left(): a rank that fails reports it before it leaves
     if (!error_.empty()) throw CommunicationError(culprit_, error_);
     if (gone != receives_.end())
@@ -306,30 +308,27 @@ class UcxWire : public Wire, private Link {
 
   static ucs_status_t arrived(void* self, const void* head, std::size_t head_bytes, void* data, std::size_t bytes,
                               const ucp_am_recv_param_t* param) {
-    return static_cast<UcxWire*>(self)->arrived(head, head_bytes, data, bytes, *param);
-  }
-  ucs_status_t arrived(const void* head, std::size_t head_bytes, void* data, std::size_t bytes,
-                       const ucp_am_recv_param_t& param) {
+    auto& me = *static_cast<UcxWire*>(self);
     Envelope e;
     if (head_bytes != sizeof e) return UCS_OK;
     std::memcpy(&e, head, sizeof e);
-    if (e.nonce != nonce_ || e.from < 0 || e.from >= size()) return UCS_OK;  // not of this job
-    Unexpected u{arrival(e.from, data, bytes, param), e.header};
-    auto match = std::find_if(receives_.begin(), receives_.end(),
-                              [&](PendingMessage* p) { return p->peer == u.from && p->header.matches(u.header); });
-    if (match != receives_.end()) {
+    if (e.nonce != me.nonce_ || e.from < 0 || e.from >= me.size()) return UCS_OK;  // not of this job
+    Unexpected u{arrival(e.from, data, bytes, *param), e.header};
+    auto match = std::ranges::find_if(
+        me.receives_, [&](PendingMessage* p) { return p->peer == u.from && p->header.matches(u.header); });
+    if (match != me.receives_.end()) {
       PendingMessage* pending = *match;
-      receives_.erase(match);
-      deliver(*pending, u);
+      me.receives_.erase(match);
+      me.deliver(*pending, u);
       return u.rendezvous && pending->error.empty() ? UCS_INPROGRESS : UCS_OK;
     }
-    if (auto known = announced_.find({e.header.context, e.header.number});
-        known != announced_.end() && differ(known->second, e.header) && error_.empty()) {
-      error_ = disagreement(u.from, e.header, known->second).what();
-      culprit_ = u.from;
+    if (auto known = me.announced_.find({e.header.context, e.header.number});
+        known != me.announced_.end() && differ(known->second, e.header) && me.error_.empty()) {
+      me.error_ = me.disagreement(u.from, e.header, known->second).what();
+      me.culprit_ = u.from;
     }
-    const ucs_status_t kept = keep(u, param);
-    unexpected_.push_back(std::move(u));
+    const ucs_status_t kept = keep(u, *param);
+    me.unexpected_.push_back(std::move(u));
     return kept;
   }
 
@@ -342,16 +341,11 @@ class UcxWire : public Wire, private Link {
 };
 
 }  // namespace
-
-std::shared_ptr<Wire> Worker::connect(std::vector<std::string> addresses, std::uint64_t nonce,
-                                      std::shared_ptr<Control> control) {
-  return std::make_shared<UcxWire>(shared_from_this(), std::move(addresses), nonce, std::move(control));
-}
-
 }  // namespace ucx
 
-std::shared_ptr<Ucx> Ucx::open(const std::string& interface_address, Use use) {
-  return std::make_shared<ucx::Worker>(interface_address, use);
+std::shared_ptr<Wire> Ucx::connect(std::vector<std::string> addresses, std::uint64_t nonce,
+                                   std::shared_ptr<Control> control) {
+  return std::make_shared<ucx::UcxWire>(shared_from_this(), std::move(addresses), nonce, std::move(control));
 }
 
 std::string Ucx::version() { return ucp_get_version_string(); }

@@ -1,6 +1,7 @@
 // Messages between hosts over UCX active messages: RDMA if available, TCP otherwise, shared memory inside a host.
 // Endpoints use UCX's PEER error mode, so that a lost peer ends every request. The Control names the lost peer.
 #pragma once
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
@@ -9,12 +10,13 @@
 #include "dist/job/control.h"
 #include "dist/server/channel.h"
 
+struct ucp_context;
+struct ucp_worker;
+
 namespace tandem {
 
-class Ucx {
+class Ucx : public std::enable_shared_from_this<Ucx> {
  public:
-  virtual ~Ucx() = default;
-  // interface_address: of this host. UCX uses that interface (and RDMA devices), unless UCX_NET_DEVICES is set.
   // The transports that UCX may use, unless its variables (UCX_TLS, UCX_ZCOPY_THRESH) are set:
   enum class Use : std::uint8_t {
     all,
@@ -25,19 +27,33 @@ class Ucx {
     // progress.
     survives
   };
-  static std::shared_ptr<Ucx> open(const std::string& interface_address, Use use = Use::all);
+  // interface_address: of this host. UCX uses that interface (and RDMA devices), unless UCX_NET_DEVICES is set.
+  explicit Ucx(const std::string& interface_address, Use use = Use::all);
+  ~Ucx();
+  Ucx(const Ucx&) = delete;
   // From now on the TCP port accepts only the ranks' addresses. If that is impossible, the reason is printed once on
   // stderr.
-  virtual void accept_only(const std::vector<std::string>& addresses) = 0;
-  virtual std::string address() const = 0;  // the address to which other ranks connect
+  void accept_only(const std::vector<std::string>& addresses);
+  std::string address() const;  // the address to which other ranks connect
   // addresses: of all ranks. nonce: the job's; messages with another nonce are dropped.
-  virtual std::shared_ptr<Wire> connect(std::vector<std::string> addresses, std::uint64_t nonce,
-                                        std::shared_ptr<Control> control) = 0;
-  // As connect(), for messages that are delivered by their header. A worker has either a wire or a channel. members:
-  // the connected ranks of the job, in the order of the addresses; empty: all.
-  virtual std::unique_ptr<Channel> channel(std::vector<std::string> addresses, std::uint64_t nonce,
-                                           std::shared_ptr<Control> control, std::vector<int> members = {}) = 0;
+  std::shared_ptr<Wire> connect(std::vector<std::string> addresses, std::uint64_t nonce,
+                                std::shared_ptr<Control> control);
+  // As connect(), for messages that are delivered by their header. An Ucx has either a wire or a channel. members: the
+  // connected ranks of the job, in the order of the addresses; empty: all.
+  std::unique_ptr<Channel> channel(std::vector<std::string> addresses, std::uint64_t nonce,
+                                   std::shared_ptr<Control> control, std::vector<int> members = {});
   static std::string version();
+
+  // For the wire and the channel:
+  ucp_context* context = nullptr;
+  ucp_worker* worker = nullptr;
+  int events = -1, wake = -1;       // file descriptors: an event of UCX; a call of wake() by another thread
+  std::size_t fragment = SIZE_MAX;  // maximum bytes of a network message that UCX delivers without reassembly
+  bool abandoned = false;           // its peers have given this rank up: do not call UCX again
+
+ private:
+  std::vector<int> ports_;  // on which UCX listens
+  bool warned_ = false;     // that they are open
 };
 
 }  // namespace tandem

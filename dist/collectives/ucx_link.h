@@ -19,34 +19,10 @@ inline void check(ucs_status_t status, const char* call, const std::string& hint
 
 #define UCX_CHECK(call) ::tandem::ucx::check(call, #call)
 
-class Worker : public Ucx, public std::enable_shared_from_this<Worker> {
- public:
-  Worker(const std::string& interface_address, Use use);
-  ~Worker() override;
-  std::string address() const override;
-  void accept_only(const std::vector<std::string>& addresses) override;
-  std::shared_ptr<Wire> connect(std::vector<std::string> addresses, std::uint64_t nonce,
-                                std::shared_ptr<Control> control) override;
-  std::unique_ptr<Channel> channel(std::vector<std::string> addresses, std::uint64_t nonce,
-                                   std::shared_ptr<Control> control, std::vector<int> members) override;
-
-  ucp_context_h context = nullptr;
-  ucp_worker_h worker = nullptr;
-  int events = -1, wake = -1;  // file descriptors: an event of UCX; a call of wake() by another thread
-  // maximum bytes of a network message that UCX delivers without reassembly
-  std::size_t fragment = SIZE_MAX;
-  bool abandoned = false;  // its peers have given this rank up: do not call UCX again
-
- private:
-  ucs_status_t create(const std::string& interface_address, Use use, bool in_dev_shm);  // context and worker
-  std::vector<int> ports_;                                                              // ports on which UCX listens
-  bool warned_ = false;                                                                 // that they are open
-};
-
 class Link {
  public:
   // members: ranks of the job, each with its address; empty: all.
-  Link(std::shared_ptr<Worker> ucx, std::vector<std::string> addresses, std::uint64_t nonce,
+  Link(std::shared_ptr<Ucx> ucx, std::vector<std::string> addresses, std::uint64_t nonce,
        std::shared_ptr<Control> control, std::vector<int> members = {})
       : ucx_(std::move(ucx)),
         worker_(ucx_->worker),
@@ -210,7 +186,7 @@ class Link {
     ucp_request_free(r);
   }
 
-  std::shared_ptr<Worker> ucx_;
+  std::shared_ptr<Ucx> ucx_;
   ucp_worker_h worker_;
   std::shared_ptr<Control> control_;
   std::vector<std::string> addresses_;

@@ -26,11 +26,6 @@ std::string name_on(int rank, const AddressRecord& record) {
   return "rank " + std::to_string(rank) + " on " + record.host;
 }
 
-struct Head {  // of a message; its text follows
-  std::int32_t rank, waits_for;
-  std::uint64_t number, generation;
-};
-
 // Heartbeats do not wait behind gradients: they have their own connections. Their packets have priority in this host's
 // queues (priority 6 of the queueing discipline) and in routers that use DSCP (CS6). The retransmission timeout of a
 // lost packet does not double, because little data is in flight.
@@ -44,26 +39,13 @@ void put_first(int fd) {
 
 }  // namespace
 
-void Control::Message::put(FrameWriter& out) const {
-  const Head head{rank, waits_for, number, generation};
-  out.put(std::uint32_t(type), std::string(reinterpret_cast<const char*>(&head), sizeof head) + text);
-}
-
-Control::Message Control::Message::from(const Frame& frame) {
-  Head head;
-  require(frame.bytes.size() >= sizeof head, "no message");
-  std::memcpy(&head, frame.bytes.data(), sizeof head);
-  return {Type(frame.type), head.rank, head.waits_for, head.number, head.generation, frame.bytes.substr(sizeof head)};
-}
-
-Control::Control(Rendezvous& rendezvous, const Membership& membership, const Deadlines& deadlines,
-                 std::unique_ptr<SurvivorAgreement> survivor_agreement)
+Control::Control(Rendezvous& rendezvous, const Membership& membership, const Deadlines& deadlines, Survivors survivors)
     : rank_(rendezvous.place().rank),
       membership_(membership),
       deadlines_(deadlines),
       slots_(membership.slots),
       listener_(rendezvous.take_listener()),
-      survivor_agreement_(std::move(survivor_agreement)),
+      find_survivors_(std::move(survivors)),
       read_at_(now()),
       gone_(slots_.size()),
       waits_(slots_.size()) {
@@ -141,7 +123,7 @@ void Control::set_wait(int rank, const Wait& wait) {
 
 void Control::warn_of_standstill() {
   auto waits_long = [&](const Wait& w) { return w.edge.waits_for >= 0 && now() - w.since >= deadlines_.patience; };
-  const auto first = std::find_if(waits_.begin(), waits_.end(), waits_long);
+  const auto first = std::ranges::find_if(waits_, waits_long);
   if (first == waits_.end()) {
     warned_ = false;
     return;
@@ -165,7 +147,7 @@ void Control::fail(int culprit, const std::string& text) {
   {
     std::lock_guard lock(mutex_);
     if (failed_) return;
-    orders_.push_back({.type = Type::failure, .rank = culprit, .text = text});
+    orders_.push_back({.type = Type::failure, .rank = culprit, .content = text});
     set_failed(culprit, text);
   }
   wake_thread();
@@ -174,7 +156,7 @@ void Control::fail(int culprit, const std::string& text) {
 void Control::accuse(int rank, const std::string& why) {
   {
     std::lock_guard lock(mutex_);
-    orders_.push_back({.type = Type::accusation, .rank = rank, .text = why});
+    orders_.push_back({.type = Type::accusation, .rank = rank, .content = why});
   }
   wake_thread();
 }
@@ -195,8 +177,10 @@ void Control::set_failed(int culprit, const std::string& text) {
 bool Control::lost(int rank) const {
   if (changes() == 0) return false;
   std::lock_guard lock(mutex_);
-  return std::any_of(changes_.begin(), changes_.end(),
-                     [&](const Change& c) { return c.rank == rank && c.incarnation == 0; });
+  return was_lost(rank);
+}
+bool Control::was_lost(int rank) const {
+  return std::ranges::any_of(changes_, [&](const Change& c) { return c.rank == rank && c.incarnation == 0; });
 }
 
 Change Control::change(std::size_t index) const {
@@ -236,14 +220,13 @@ std::vector<std::string> Control::gather(const std::string& mine) {
   auto& texts = texts_[number];
   texts.resize(names_.size());
   texts[std::size_t(rank_)] = mine;
-  if (rank_ != 0) orders_.push_back({.type = Type::text, .rank = rank_, .number = number, .text = mine});
+  if (rank_ != 0) orders_.push_back({.type = Type::text, .rank = rank_, .number = number, .content = mine});
   wake_thread();
   const double until = now() + deadlines_.start;
   for (auto at = texts.begin(); (at = std::find(texts.begin(), texts.end(), std::nullopt)) != texts.end();) {
     if (failed_) throw CommunicationError(culprit_, text_);
     const int awaited = rank_ == 0 ? int(at - texts.begin()) : 0;  // the others wait for rank 0's message
-    const auto lost = [&](const Change& c) { return c.rank == awaited && c.incarnation == 0; };
-    const bool left = gone(awaited) || std::any_of(changes_.begin(), changes_.end(), lost);
+    const bool left = gone(awaited) || was_lost(awaited);
     if (left || now() > until)
       throw CommunicationError(awaited, names_[std::size_t(awaited)] + (left ? " has left" : " does not come") +
                                             " while all ranks exchange their addresses");
@@ -252,7 +235,7 @@ std::vector<std::string> Control::gather(const std::string& mine) {
   std::vector<std::string> all;
   for (auto& text : texts) all.push_back(std::move(*text));
   texts_.erase(number);
-  if (rank_ == 0) orders_.push_back({.type = Type::texts, .number = number, .text = bundle(all)});
+  if (rank_ == 0) orders_.push_back({.type = Type::texts, .number = number, .content = bundle(all)});
   wake_thread();
   return all;
 }
@@ -291,8 +274,7 @@ void Control::wait_for_events(double seconds) {
   std::vector<pollfd> polled{{wake_pipe_[0], POLLIN, 0}};
   for (const Peer& p : peers_)
     polled.push_back({p.over ? -1 : p.fd, short(p.out.empty() ? POLLIN : POLLIN | POLLOUT), 0});
-  const bool awaited =
-      listener_ && std::any_of(slots_.begin(), slots_.end(), [](const MemberSlot& s) { return s.lost; });
+  const bool awaited = listener_ && std::ranges::any_of(slots_, [](const MemberSlot& s) { return s.lost; });
   poll(polled.data(), polled.size(), int(std::clamp(seconds * 1000, 0.0, awaited ? 50.0 : 1000.0)));
   // If this process was stopped, it received nothing meanwhile. That pause must not count as silence of the peers.
   const double pause = now() - std::exchange(looked_at_, now());
@@ -313,7 +295,7 @@ bool Control::carry_out_orders() {
   }
   for (const Message& m : orders)
     if (rank_ == 0 && m.type == Type::accusation)
-      report(m.rank, m.text);
+      report(m.rank, m.content);
     else
       send_all(m);
   return end;
@@ -323,8 +305,8 @@ void Control::agree_on_survivors() {
   std::vector<bool> lost(gone_.size());
   for (std::size_t r = 0; r < lost.size(); r++) lost[r] = int(r) != rank_ && (int(r) == culprit_ || gone(int(r)));
   std::vector<int> found;
-  if (survivor_agreement_) found = survivor_agreement_->answer(lost);
-  for (int r = 0; r < size() && !survivor_agreement_; r++)
+  if (find_survivors_) found = find_survivors_(lost);
+  for (int r = 0; r < size() && !find_survivors_; r++)
     if (!lost[std::size_t(r)]) found.push_back(r);
   std::lock_guard lock(mutex_);
   survivors_ = std::move(found);
@@ -337,7 +319,7 @@ void Control::leave() {
   else
     send_all({.type = rank_ == 0 && !failed_ ? Type::failure : Type::accusation,
               .rank = rank_,
-              .text = name(rank_) + " has left with an error"});
+              .content = name(rank_) + " has left with an error"});
   // Waits until the kernel has taken all data; if a peer reads nothing, at most 2 seconds.
   const double until = now() + std::min(2.0, deadlines_.silence / 2);
   const auto all_taken = [&] {
@@ -350,7 +332,7 @@ void Control::leave() {
 
 void Control::send_all(const Message& message, const Peer* except) {
   for (Peer& p : peers_)
-    if (p.fd >= 0 && &p != except) message.put(p.out);
+    if (p.fd >= 0 && &p != except) p.out.put(message.text());
 }
 void Control::flush() {
   for (Peer& p : peers_)
@@ -359,7 +341,7 @@ void Control::flush() {
 
 // A peer that has not received the last heartbeats is sent no new ones.
 void Control::send_edges() {
-  std::vector<Message> all;
+  std::vector<std::string> all;
   {
     std::lock_guard lock(mutex_);
     Wait mine;
@@ -367,15 +349,15 @@ void Control::send_edges() {
     set_wait(rank_, mine);
     for (int r = 0; r < size(); r++) {
       const Wait& w = waits_[std::size_t(r)];
-      if (rank_ == 0 || r == rank_)
-        all.push_back(
-            {.type = Type::edge, .rank = r, .waits_for = w.edge.waits_for, .number = w.edge.steps, .text = w.in});
+      const Message m{
+          .type = Type::edge, .rank = r, .waits_for = w.edge.waits_for, .number = w.edge.steps, .content = w.in};
+      if (rank_ == 0 || r == rank_) all.push_back(m.text());
     }
     if (rank_ == 0 && !failed_ && !goes_on()) warn_of_standstill();
   }
   for (std::size_t i = 0; i < peers_.size(); i++)
     if (Peer& p = peers_[i]; p.fd >= 0 && !p.over && p.out.empty() && !is_lost(i))
-      for (const Message& m : all) m.put(p.out);
+      for (const std::string& m : all) p.out.put(m);
 }
 
 // Failures are sent to all ranks; rank 0 forwards them. A rank that rank 0 gives up receives that too: its connection
@@ -383,12 +365,12 @@ void Control::send_edges() {
 void Control::report(int culprit, const std::string& text) {
   if (!gives_up(culprit)) {
     failed(culprit, text);
-    return send_all({.type = Type::failure, .rank = culprit, .text = text});
+    return send_all({.type = Type::failure, .rank = culprit, .content = text});
   }
   MemberSlot& slot = slots_[std::size_t(culprit)];
   if (slot.lost || gone(culprit) || failed_) return;
   slot.lost = true;
-  send_all({.type = Type::lost, .rank = culprit, .generation = generation() + 1, .text = text});
+  send_all({.type = Type::lost, .rank = culprit, .generation = generation() + 1, .content = text});
   changed({culprit, 0, text});
 }
 
@@ -429,33 +411,33 @@ void Control::handle(std::size_t peer, const Message& m) {
     case Type::edge: {
       if (m.rank == rank_) return;
       std::lock_guard lock(mutex_);
-      return set_wait(m.rank, {{.waits_for = m.waits_for, .steps = m.number}, m.text});
+      return set_wait(m.rank, {{.waits_for = m.waits_for, .steps = m.number}, m.content});
     }
     case Type::failure:
-      failed(m.rank, m.text);
+      failed(m.rank, m.content);
       if (rank_ == 0) send_all(m);
       return;
     case Type::accusation:
-      if (rank_ == 0 && goes_on() && m.rank >= 0) report(m.rank > 0 ? m.rank : int(peer), m.text);
+      if (rank_ == 0 && goes_on() && m.rank >= 0) report(m.rank > 0 ? m.rank : int(peer), m.content);
       return;
     case Type::lost:
     case Type::returned:
       if (rank_ == 0 || m.rank == 0) return;
       if (m.rank == rank_)
-        return failed(rank_, name(rank_) + " was given up, and the others have gone on without it: " + m.text);
+        return failed(rank_, name(rank_) + " was given up, and the others have gone on without it: " + m.content);
       require(m.generation == generation() + 1, "generation ", m.generation, " comes after ", generation());
-      return changed({m.rank, m.type == Type::lost ? 0 : m.number, m.text});
+      return changed({m.rank, m.type == Type::lost ? 0 : m.number, m.content});
     case Type::text:
     case Type::texts: {
       std::lock_guard lock(mutex_);
       auto& texts = texts_[m.number];
       texts.resize(names_.size());
       if (m.type == Type::texts) {
-        const auto all = unbundle(m.text);
+        const auto all = unbundle(m.content);
         require(all.size() == texts.size(), "not one text of each rank");
         texts.assign(all.begin(), all.end());
       } else {
-        texts[std::size_t(m.rank)] = m.text;
+        texts[std::size_t(m.rank)] = m.content;
       }
       return event_.notify_all();
     }
@@ -483,7 +465,7 @@ void Control::readmit(const HandshakeListener::Accepted& accepted) {
             .rank = change.rank,
             .number = change.incarnation,
             .generation = generation() + 1,
-            .text = change.text});
+            .content = change.text});
   put_first(accepted.connection);
   peers_[r] = {.fd = accepted.connection, .received_at = now()};
   changed(change);

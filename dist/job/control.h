@@ -27,15 +27,15 @@
 #include "dist/job/frames.h"
 #include "dist/job/membership.h"
 #include "dist/job/rendezvous.h"
-#include "dist/job/survivor_agreement.h"
 
 namespace tandem {
 
 class Control {
  public:
-  // Takes the connections of the rendezvous, and at rank 0 its listener.
-  Control(Rendezvous& rendezvous, const Membership& membership, const Deadlines& deadlines,
-          std::unique_ptr<SurvivorAgreement> survivor_agreement = nullptr);
+  // Takes the connections of the rendezvous, and at rank 0 its listener. survivors: the survivor agreement, which is
+  // called after a failure with the ranks that are known to be lost.
+  using Survivors = std::function<std::vector<int>(const std::vector<bool>& lost)>;
+  Control(Rendezvous& rendezvous, const Membership& membership, const Deadlines& deadlines, Survivors survivors = {});
   ~Control();  // sends a good-bye; in a job that continues without lost ranks, not during an exception
   Control(const Control&) = delete;
 
@@ -86,19 +86,8 @@ class Control {
   std::vector<int> survivors();
 
  private:
-  enum class Type : std::uint32_t { edge = 1, failure, goodbye, accusation, lost, returned, text, texts };
-  // The content of a frame.
-  struct Message {
-    Type type;
-    std::int32_t rank = 0;         // of the edge; the culprit; the rank that leaves, is lost or has rejoined
-    std::int32_t waits_for = -1;   // of the edge
-    std::uint64_t number = 0;      // edge: its steps; returned: the incarnation; text, texts: the gathering
-    std::uint64_t generation = 0;  // of the membership after that loss or rejoin
-    // The operation in which a rank waits; the reason of a failure or loss; an address record; gathered texts.
-    std::string text = {};
-    void put(FrameWriter& out) const;
-    static Message from(const Frame& frame);  // throws Error
-  };
+  using Message = ControlMessage;
+  using Type = Message::Type;
   static constexpr std::size_t longest_frame = 16 << 20;
   struct Peer {  // at rank 0 one for each rank, on other ranks one for rank 0
     int fd = -1;
@@ -113,7 +102,8 @@ class Control {
     double since = 0;     // when this state began
   };
   void wake_thread();
-  void wake_all();  // this and set_failed(): call with the lock held
+  void wake_all();  // this and the next two: call with the lock held
+  bool was_lost(int rank) const;
   void set_failed(int culprit, const std::string& text);
   void set_wait(int rank, const Wait& wait);
   std::vector<WaitForEdge> wait_for_graph() const;
@@ -147,7 +137,7 @@ class Control {
   std::vector<MemberSlot> slots_;  // the current slots, at rank 0; this and the following: used by the thread only
   std::vector<Peer> peers_;
   std::unique_ptr<RendezvousListener> listener_;
-  std::unique_ptr<SurvivorAgreement> survivor_agreement_;
+  const Survivors find_survivors_;
   double looked_at_ = 0;
   bool warned_ = false;             // a warning was printed for the current standstill
   std::atomic<double> read_at_{0};  // the thread has read everything that arrived before this time

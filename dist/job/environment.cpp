@@ -28,12 +28,7 @@ constexpr Family families[] = {
     {"Slurm", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", nullptr},
 };
 
-const char* value_of(const Variables& variables, const char* name) {
-  const char* v = name ? variables(name) : nullptr;
-  return v && *v ? v : nullptr;
-}
-
-int number(const char* name, const char* text, int low, int high) {
+int number(const char* name, const std::string& text, int low, int high) {
   const auto v = parsed<int>(text);
   if (!v || *v < low || *v > high) refuse(name, "=", text, ": expected a whole number from ", low, " to ", high);
   return *v;
@@ -51,7 +46,10 @@ std::string parent() {
 }  // namespace
 
 Variables process_environment() {
-  return [](const char* name) -> const char* { return std::getenv(name); };
+  return [](const char* name) {
+    const char* value = std::getenv(name);
+    return std::string(value ? value : "");
+  };
 }
 
 bool Place::one_host() const {
@@ -69,56 +67,59 @@ std::string first_slurm_host(const std::string& list) {
 }
 
 Place place_in(const Variables& variables) {
-  auto get = [&](const char* name) { return value_of(variables, name); };
+  const auto get = [&](const char* name) { return name ? variables(name) : std::string(); };
   Place p;
   for (const Family& f : families) {
-    const bool slurm = std::strcmp(f.name, "Slurm") == 0;
-    const char *rank = get(f.rank), *size = get(f.size);
-    if (slurm && !get("SLURM_STEP_ID")) {  // in the batch script, not started by srun
-      if (size && number(f.size, size, 1, 1 << 20) > 1)
+    const std::string rank = get(f.rank), size = get(f.size);
+    if (std::strcmp(f.name, "Slurm") == 0 && get("SLURM_STEP_ID").empty()) {  // in the batch script, not by srun
+      if (!size.empty() && number(f.size, size, 1, 1 << 20) > 1)
         refuse("inside a Slurm job of ", size,
                " tasks, but not started by srun: start it with `srun PROGRAM …`, or unset "
                "SLURM_NTASKS for one process");
       continue;
     }
-    if (!rank && !size) continue;
-    if (!rank || !size)
-      refuse(rank ? f.rank : f.size, "=", rank ? rank : size, " is set, but ", rank ? f.size : f.rank, " is not (",
-             f.name, "): set both, or none for one process");
+    if (rank.empty() && size.empty()) continue;
+    if (rank.empty() || size.empty())
+      refuse(size.empty() ? f.rank : f.size, "=", rank, size, " is set, but ", size.empty() ? f.size : f.rank,
+             " is not (", f.name, "): set both, or none for one process");
     p.family = f.name;
     p.size = number(f.size, size, 1, 65535);
     p.rank = number(f.rank, rank, 0, p.size - 1);
-    if (const char* v = get(f.local_size)) p.local_size = number(f.local_size, v, 1, p.size);
-    if (const char* v = get(f.local_rank))
+    if (const std::string v = get(f.local_size); !v.empty()) p.local_size = number(f.local_size, v, 1, p.size);
+    if (const std::string v = get(f.local_rank); !v.empty())
       p.local_rank = number(f.local_rank, v, 0, (p.local_size > 0 ? p.local_size : p.size) - 1);
     break;
   }
   if (p.size == 1) return p;
 
-  if (p.family == "Kubeflow" && get("PET_NPROC_PER_NODE") && std::string(get("PET_NPROC_PER_NODE")) != "1")
-    refuse("PET_NPROC_PER_NODE=", get("PET_NPROC_PER_NODE"),
+  const std::string per_pod = get("PET_NPROC_PER_NODE");
+  if (p.family == "Kubeflow" && !per_pod.empty() && per_pod != "1")
+    refuse("PET_NPROC_PER_NODE=", per_pod,
            ": a process for each needs a launcher in the pod, such as "
            "`torchrun --no_python PROGRAM …`");
-  if (p.family == "Slurm" && !get("MASTER_ADDR")) {
-    const char* list = get("SLURM_STEP_NODELIST") ? get("SLURM_STEP_NODELIST") : get("SLURM_NODELIST");
-    if (!list) refuse("SLURM_PROCID is set, but SLURM_NODELIST is not (Slurm): set MASTER_ADDR to the host of rank 0");
+  p.master = get("MASTER_ADDR");
+  if (p.family == "Slurm" && p.master.empty()) {
+    const std::string step = get("SLURM_STEP_NODELIST"), list = step.empty() ? get("SLURM_NODELIST") : step;
+    if (list.empty())
+      refuse("SLURM_PROCID is set, but SLURM_NODELIST is not (Slurm): set MASTER_ADDR to the host of rank 0");
     p.master = first_slurm_host(list);
-    if (const char* nodes = get("SLURM_NNODES"); nodes && std::string(nodes) == "1") p.local_size = p.size;
-    const std::string job = get("SLURM_JOB_ID") ? get("SLURM_JOB_ID") : "0";
+    if (get("SLURM_NNODES") == "1") p.local_size = p.size;
+    const std::string job = get("SLURM_JOB_ID");
     p.port = 15000 + std::atoi(job.substr(job.size() > 4 ? job.size() - 4 : 0).c_str());
   }
-  const bool pods = p.family == "Kubeflow" && !get("MASTER_ADDR");
-  if (const char* v = get(pods ? "PET_MASTER_ADDR" : "MASTER_ADDR")) p.master = v;
-  if (const char* v = get(pods ? "PET_MASTER_PORT" : "MASTER_PORT")) {
-    p.port = number(pods ? "PET_MASTER_PORT" : "MASTER_PORT", v, 1, 65534);
-    const char* listens = get("TORCHELASTIC_USE_AGENT_STORE");  // "True" or "False"
-    if (listens && std::string(listens) != "False") p.port++;   // torchrun itself listens on the port that it names
+  const bool pods = p.family == "Kubeflow" && p.master.empty();
+  if (pods) p.master = get("PET_MASTER_ADDR");
+  const char* const port = pods ? "PET_MASTER_PORT" : "MASTER_PORT";
+  if (const std::string v = get(port); !v.empty()) {
+    p.port = number(port, v, 1, 65534);
+    const std::string listens = get("TORCHELASTIC_USE_AGENT_STORE");  // "True" or "False"
+    if (!listens.empty() && listens != "False") p.port++;  // torchrun itself listens on the port that it names
   }
   for (const char* name : {"TANDEM_JOB", "PMIX_NAMESPACE", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID"})
-    if (const char* v = get(name); v && p.job.empty()) {
+    if (const std::string v = get(name); !v.empty() && p.job.empty()) {
       p.job = std::string(name) + "=" + v;
       for (const char* also : {"SLURM_STEP_ID", "TORCHELASTIC_RESTART_COUNT"})
-        if (const char* w = get(also)) p.job += std::string(",") + w;
+        if (const std::string w = get(also); !w.empty()) p.job += "," + w;
       if (p.job.starts_with("TORCH")) p.job += "," + std::to_string(p.port);  // its run id is "none" by default
     }
   if (p.job.empty()) p.job = "parent=" + parent();

@@ -19,8 +19,8 @@ struct Place {
   bool one_host() const;
 };
 
-// Null if a variable is not set.
-using Variables = std::function<const char*(const char* name)>;
+// Empty if a variable is not set.
+using Variables = std::function<std::string(const char* name)>;
 Variables process_environment();
 
 // Throws UsageError that names the variables if a family is incomplete or inconsistent.

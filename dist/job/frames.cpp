@@ -13,28 +13,26 @@
 namespace tandem {
 namespace {
 
-struct Head {
-  std::uint32_t length, type;
-};
+using Length = std::uint32_t;
 constexpr std::size_t longest_alone = 16 << 20;  // of send_frame()
 
-std::string framed(std::uint32_t type, const std::string& bytes) {
-  const Head head{std::uint32_t(bytes.size()), type};
-  return std::string(reinterpret_cast<const char*>(&head), sizeof head) + bytes;
+std::string framed(const std::string& bytes) {
+  const auto length = Length(bytes.size());
+  return std::string(reinterpret_cast<const char*>(&length), sizeof length) + bytes;
 }
 
-Head head_in(const std::string& bytes, std::size_t longest) {
-  Head head;
-  std::memcpy(&head, bytes.data(), sizeof head);
-  require(head.length <= longest, "a frame of ", head.length, " bytes is too long");
-  return head;
+Length length_in(const std::string& bytes, std::size_t longest) {
+  Length length;
+  std::memcpy(&length, bytes.data(), sizeof length);
+  require(length <= longest, "a frame of ", length, " bytes is too long");
+  return length;
 }
 
 }  // namespace
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
-void FrameWriter::put(std::uint32_t type, const std::string& bytes) { queue_.push_back(framed(type, bytes)); }
+void FrameWriter::put(const std::string& bytes) { queue_.push_back(framed(bytes)); }
 
 void FrameWriter::flush(int connection) {
   while (!queue_.empty()) {
@@ -62,34 +60,13 @@ FrameReader::Got FrameReader::receive(int connection) {
   }
 }
 
-std::optional<Frame> FrameReader::next() {
-  if (bytes_.size() < sizeof(Head)) return {};
-  const Head head = head_in(bytes_, longest_);
-  if (bytes_.size() < sizeof head + head.length) return {};
-  Frame frame{head.type, bytes_.substr(sizeof head, head.length)};
-  bytes_.erase(0, sizeof head + head.length);
+std::optional<std::string> FrameReader::next() {
+  if (bytes_.size() < sizeof(Length)) return {};
+  const Length length = length_in(bytes_, longest_);
+  if (bytes_.size() < sizeof length + length) return {};
+  std::string frame = bytes_.substr(sizeof length, length);
+  bytes_.erase(0, sizeof length + length);
   return frame;
-}
-
-std::string bundle(const std::vector<std::string>& texts) {
-  std::string all;
-  for (const std::string& t : texts) {
-    const auto size = std::uint32_t(t.size());
-    all.append(reinterpret_cast<const char*>(&size), sizeof size).append(t);
-  }
-  return all;
-}
-
-std::vector<std::string> unbundle(const std::string& bundled) {
-  std::vector<std::string> texts;
-  for (std::size_t at = 0; at < bundled.size(); at += texts.back().size()) {
-    std::uint32_t size = 0;
-    require(bundled.size() - at >= sizeof size, "a bundle of texts is cut short");
-    std::memcpy(&size, bundled.data() + at, sizeof size), at += sizeof size;
-    require(bundled.size() - at >= size, "a bundle of texts is cut short");
-    texts.push_back(bundled.substr(at, size));
-  }
-  return texts;
 }
 
 // ---- single frames --------------------------------------------------------------------------------------------------
@@ -127,12 +104,12 @@ std::string receive_all(int connection, std::size_t count, double until) {
 
 void send_frame(int connection, const std::string& bytes, double seconds) {
   require(bytes.size() <= longest_alone, "a frame of ", bytes.size(), " bytes is too long");
-  send_all(connection, framed(0, bytes), now() + seconds);
+  send_all(connection, framed(bytes), now() + seconds);
 }
 
 std::string receive_frame(int connection, double seconds) {
   const double until = now() + seconds;
-  return receive_all(connection, head_in(receive_all(connection, sizeof(Head), until), longest_alone).length, until);
+  return receive_all(connection, length_in(receive_all(connection, sizeof(Length), until), longest_alone), until);
 }
 
 }  // namespace tandem

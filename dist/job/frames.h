@@ -1,6 +1,5 @@
-// Frames: whole messages on a TCP connection, each with a header (length, type) and its bytes. The
-// rendezvous sends and receives one frame at a time and waits; the control plane queues frames and never waits. Several
-// texts in one message are a bundle.
+// Frames: whole messages on a TCP connection, each with its length before its bytes. The rendezvous sends and receives
+// one frame at a time and waits; the control plane queues frames and never waits.
 #pragma once
 #include <cstdint>
 #include <deque>
@@ -10,16 +9,11 @@
 
 namespace tandem {
 
-struct Frame {
-  std::uint32_t type = 0;
-  std::string bytes = {};
-};
-
 // The sending side of a connection that must not block. Frames are sent whole and in order; bytes that the kernel does
 // not accept stay in the queue. One thread.
 class FrameWriter {
  public:
-  void put(std::uint32_t type, const std::string& bytes);
+  void put(const std::string& bytes);
   void flush(int connection);  // as much as the kernel accepts now. The reader detects a broken connection
   bool empty() const { return queue_.empty(); }
 
@@ -34,8 +28,8 @@ class FrameReader {
   explicit FrameReader(std::size_t longest) : longest_(longest) {}
   enum class Got : std::uint8_t { nothing, bytes, end };  // end: the connection is closed or broken
   Got receive(int connection);                            // all available bytes; does not wait
-  // The next whole frame. Throws Error if it is too long.
-  std::optional<Frame> next();
+  // The bytes of the next whole frame. Throws Error if it is too long.
+  std::optional<std::string> next();
 
  private:
   std::string bytes_;
@@ -46,10 +40,6 @@ class FrameReader {
 // time runs out.
 void send_frame(int connection, const std::string& bytes, double seconds);
 std::string receive_frame(int connection, double seconds);
-
-// Several texts in one, and back. Throws Error if it is damaged.
-std::string bundle(const std::vector<std::string>& texts);
-std::vector<std::string> unbundle(const std::string& bundled);
 
 double now();  // of the steady clock, in seconds
 

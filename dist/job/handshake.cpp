@@ -157,7 +157,7 @@ std::string address_of(int connection) {
 bool is_loopback(const std::string& address) { return address == "::1" || address.starts_with("127."); }
 
 // ---- the side that listens ------------------------------------------------------------------------------------------
-HandshakeListener::HandshakeListener(int socket, std::string token) : socket_(socket), token_(std::move(token)) {
+void HandshakeListener::open() {
   if (listen(socket_, 512) != 0) cannot_listen("port " + std::to_string(port_of(socket_)));
 }
 

@@ -3,6 +3,7 @@
 // something else, or nothing, are closed after a few seconds and do not delay others.
 #pragma once
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "dist/job/frames.h"
@@ -23,8 +24,9 @@ bool is_loopback(const std::string& address);
 // The side that listens.
 class HandshakeListener {
  public:
-  HandshakeListener(int socket, std::string token);  // takes ownership of the socket, and listens
+  HandshakeListener(int socket, std::string token) : socket_(socket), token_(std::move(token)) {}  // owns the socket
   ~HandshakeListener();
+  void open();  // listens; before, the kernel refuses connections
   HandshakeListener(const HandshakeListener&) = delete;
 
   struct Accepted {

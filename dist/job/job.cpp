@@ -10,6 +10,7 @@
 #include "dist/collectives/hierarchy.h"
 #include "dist/collectives/node.h"
 #include "dist/collectives/ucx.h"
+#include "dist/job/survivor_agreement.h"
 
 namespace tandem {
 namespace {
@@ -17,17 +18,17 @@ namespace {
 // The settings that must be the same on all ranks, one per line.
 std::string terms_in(const Variables& variables) {
   std::ostringstream text;
-  text << "Tandem's messages: version 6\nUCX " << Ucx::version() << "\n";
+  text << "Tandem's messages: version 7\nUCX " << Ucx::version() << "\n";
   for (const auto& [name, otherwise] : {std::pair{"TANDEM_STRATEGY", "all-reduce"}, {"TANDEM_HOSTS_AS", "1"}}) {
-    const char* value = variables(name);
-    text << name << " " << (value && *value ? value : otherwise) << "\n";
+    const std::string value = variables(name);
+    text << name << " " << (value.empty() ? otherwise : value) << "\n";
   }
   return text.str();
 }
 
 std::uint64_t incarnation_in(const Variables& variables) {
-  const char* text = variables("TANDEM_INCARNATION");
-  if (!text || !*text) return 0;
+  const std::string text = variables("TANDEM_INCARNATION");
+  if (text.empty()) return 0;
   const auto v = parsed<std::uint64_t>(text);
   if (!v) refuse("TANDEM_INCARNATION=", text, ": expected the number of this restart of the rank, from 1");
   return *v;
@@ -35,8 +36,8 @@ std::uint64_t incarnation_in(const Variables& variables) {
 
 // With TANDEM_HOSTS_AS=n the ranks count as those of n hosts. Returns the host of this rank.
 std::string emulated_host(const Variables& variables, int rank, int size) {
-  const char* text = variables("TANDEM_HOSTS_AS");
-  if (!text || !*text) return "";
+  const std::string text = variables("TANDEM_HOSTS_AS");
+  if (text.empty()) return "";
   const int hosts = parsed<int>(text).value_or(0);
   if (hosts < 1 || hosts > size)
     refuse("--hosts-as ", text, ": expected a number of hosts from 1 to the number of ranks, ", size);
@@ -54,7 +55,7 @@ Job::Job(const JobOptions& options)
     AddressRecord mine = AddressRecord::mine(address);
     mine.identity += emulated_host(variables, rank(), size());
     if (goes_on_) {
-      ucx_ = Ucx::open(address, Ucx::Use::survives);
+      ucx_ = std::make_shared<Ucx>(address, Ucx::Use::survives);
       ucx_->accept_only(all);
       mine.ucx = ucx_->address();
     } else {
@@ -68,15 +69,17 @@ Job::Job(const JobOptions& options)
                          .incarnation = goes_on_ ? incarnation_in(variables) : 0,
                          .terms = terms_in(variables),
                          .record = my_record});
-  std::unique_ptr<SurvivorAgreement> survivor_agreement;
+  Control::Survivors survivors;
   if (!goes_on_)
-    survivor_agreement =
-        std::make_unique<SurvivorAgreement>(rank(), socket, rendezvous.token(), rendezvous.membership());
-  control_ = std::make_shared<Control>(rendezvous, rendezvous.membership(), deadlines_, std::move(survivor_agreement));
+    survivors = [rank = rank(), listener = std::make_shared<HandshakeListener>(socket, rendezvous.token()),
+                 token = rendezvous.token(), members = rendezvous.membership().slots](const std::vector<bool>& lost) {
+      return surviving_ranks(rank, *listener, token, members, lost);
+    };
+  control_ = std::make_shared<Control>(rendezvous, rendezvous.membership(), deadlines_, std::move(survivors));
   hosts_.clear();
   std::vector<std::string> kinds;  // in the order of their first ranks
   for (int r = 0; r < size(); r++) {
-    const auto at = std::find(kinds.begin(), kinds.end(), record(r).identity);
+    const auto at = std::ranges::find(kinds, record(r).identity);
     hosts_.push_back(int(at - kinds.begin()));
     if (at == kinds.end()) kinds.push_back(record(r).identity);
   }
@@ -84,7 +87,7 @@ Job::Job(const JobOptions& options)
 
 Job::~Job() = default;
 
-int Job::hosts() const { return *std::max_element(hosts_.begin(), hosts_.end()) + 1; }
+int Job::hosts() const { return *std::ranges::max_element(hosts_) + 1; }
 
 std::vector<int> Job::ranks_on(int host) const {
   std::vector<int> ranks;
@@ -110,7 +113,7 @@ std::vector<int> Job::lane() const {
 std::shared_ptr<Ucx> Job::open_ucx() const {
   std::vector<std::string> all;
   for (int r = 0; r < size(); r++) all.push_back(record(r).address);
-  auto ucx = Ucx::open(record(rank()).address, hosts() == 1 ? Ucx::Use::memory : Ucx::Use::all);
+  auto ucx = std::make_shared<Ucx>(record(rank()).address, hosts() == 1 ? Ucx::Use::memory : Ucx::Use::all);
   ucx->accept_only(all);
   return ucx;
 }
@@ -128,7 +131,7 @@ std::unique_ptr<Communicator> Job::across_hosts() { return messages()->split(loc
 
 std::unique_ptr<Channel> Job::channel(std::vector<int> group) {
   if (group.empty()) group.resize(std::size_t(size())), std::iota(group.begin(), group.end(), 0);
-  require(std::find(group.begin(), group.end(), rank()) != group.end(), "a channel of rank ", rank(),
+  require(std::ranges::find(group, rank()) != group.end(), "a channel of rank ", rank(),
           " is between ranks of which it is one");
   if (size() == 1) return channel_of_one();
   require(!goes_on_ || ucx_, "a job that goes on without lost ranks has one channel for each rank");

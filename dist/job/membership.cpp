@@ -4,11 +4,10 @@
 #include <unistd.h>
 
 #include <fstream>
+#include <nlohmann/json.hpp>
 #include <sstream>
 
 #include "core/error.h"
-#include "core/text.h"
-#include "dist/job/frames.h"
 
 namespace tandem {
 namespace {
@@ -33,44 +32,38 @@ std::string host_identity() {
 
 }  // namespace
 
-std::uint64_t number_in(const std::string& text) {
-  const auto v = parsed<std::uint64_t>(text);
-  require(v.has_value(), "a damaged address record: ", text, " is no number");
-  return *v;
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(AddressRecord, host, identity, process, address, port, ucx)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(MemberSlot, lost, left, incarnation, record)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Membership, goes_on, nonce, incarnation, generation, terms, slots)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(JoinRequest, incarnation, terms, record)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(ControlMessage, type, rank, waits_for, number, generation, content)
+
+static std::string packed(const nlohmann::json& value) {
+  const std::vector<std::uint8_t> bytes = nlohmann::json::to_msgpack(value);
+  return {bytes.begin(), bytes.end()};
+}
+template <class T>
+static T unpacked(const std::string& text) {
+  try {
+    return nlohmann::json::from_msgpack(text).get<T>();
+  } catch (const nlohmann::json::exception& e) {
+    fail("a damaged message (", e.what(), "): are all ranks of the same version?");
+  }
 }
 
-std::string AddressRecord::text() const {
-  return bundle({host, identity, std::to_string(process), address, std::to_string(port), ucx});
-}
-
-AddressRecord AddressRecord::from(const std::string& text) {
-  const auto words = unbundle(text);
-  require(words.size() == 6, "an address record of ", words.size(), " words");
-  return {words[0], words[1], int(number_in(words[2])), words[3], int(number_in(words[4])), words[5]};
-}
+std::string AddressRecord::text() const { return packed(*this); }
+std::string Membership::text() const { return packed(*this); }
+std::string JoinRequest::text() const { return packed(*this); }
+std::string ControlMessage::text() const { return packed(*this); }
+std::string bundle(const std::vector<std::string>& texts) { return packed(texts); }
+AddressRecord AddressRecord::from(const std::string& text) { return unpacked<AddressRecord>(text); }
+Membership Membership::from(const std::string& text) { return unpacked<Membership>(text); }
+JoinRequest JoinRequest::from(const std::string& text) { return unpacked<JoinRequest>(text); }
+ControlMessage ControlMessage::from(const std::string& text) { return unpacked<ControlMessage>(text); }
+std::vector<std::string> unbundle(const std::string& bundled) { return unpacked<std::vector<std::string>>(bundled); }
 
 AddressRecord AddressRecord::mine(const std::string& address) {
   return {.host = host_name(), .identity = host_identity(), .process = int(getpid()), .address = address};
-}
-
-std::string Membership::text() const {
-  std::vector<std::string> words{std::to_string(nonce), std::to_string(incarnation), std::to_string(generation), terms};
-  for (const MemberSlot& s : slots)
-    words.insert(words.end(), {s.lost   ? "lost"
-                               : s.left ? "left"
-                                        : "here",
-                               std::to_string(s.incarnation), s.record.text()});
-  return bundle(words);
-}
-
-Membership Membership::from(const std::string& text) {
-  const auto words = unbundle(text);
-  require(words.size() >= 4 && words.size() % 3 == 1, "a damaged membership");
-  Membership m{false, number_in(words[0]), number_in(words[1]), number_in(words[2]), words[3]};
-  for (std::size_t i = 4; i < words.size(); i += 3)
-    m.slots.push_back(
-        {words[i] == "lost", words[i] == "left", number_in(words[i + 1]), AddressRecord::from(words[i + 2])});
-  return m;
 }
 
 std::string first_difference(const std::string& a, const std::string& b) {

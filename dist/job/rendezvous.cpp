@@ -41,17 +41,15 @@ bool has_begun(const std::string& job) { return listens_locally(begun_name(job))
 
 Deadlines Deadlines::from(const Variables& variables) {
   Deadlines d;
-  auto take = [&](const char* name, double& v) {
-    const char* text = variables(name);
-    if (!text || !*text) return;
-    const auto seconds = parsed<double>(text);
-    if (!seconds || !(*seconds > 0 && *seconds <= 1e6)) refuse(name, "=", text, ": expected a number of seconds");
-    v = *seconds;
-  };
-  take("TANDEM_START_TIMEOUT", d.start);
-  take("TANDEM_SILENCE", d.silence);
-  take("TANDEM_PATIENCE", d.patience);
-  take("TANDEM_DEADLINE", d.wait);
+  for (const auto& [name, value] : {std::pair{"TANDEM_START_TIMEOUT", &d.start},
+                                    {"TANDEM_SILENCE", &d.silence},
+                                    {"TANDEM_PATIENCE", &d.patience},
+                                    {"TANDEM_DEADLINE", &d.wait}}) {
+    const std::string text = variables(name);
+    if (text.empty()) continue;
+    *value = parsed<double>(text).value_or(0);
+    if (!(*value > 0 && *value <= 1e6)) refuse(name, "=", text, ": expected a number of seconds");
+  }
   return d;
 }
 
@@ -60,8 +58,7 @@ RendezvousListener::~RendezvousListener() {
 }
 
 Rendezvous::Address Rendezvous::address(const Variables& variables) {
-  const char* given = variables("TANDEM_TOKEN");
-  token_ = given ? given : "";
+  token_ = variables("TANDEM_TOKEN");
   if (!token_.empty() && token_.size() < 16)
     refuse("TANDEM_TOKEN is shorter than 16 characters: take `openssl rand -hex 32`");
   if (place_.one_host() && token_.empty()) return {"@" + local_name(place_.job)};
@@ -71,14 +68,6 @@ Rendezvous::Address Rendezvous::address(const Variables& variables) {
            place_.master.empty() ? "MASTER_ADDR, the host of rank 0, and " : "",
            "TANDEM_TOKEN, the same secret on all of them: TANDEM_TOKEN=$(openssl rand -hex 32)");
   return {place_.master.empty() ? "127.0.0.1" : place_.master, place_.port ? place_.port : 29500};
-}
-
-std::string JoinRequest::text() const { return bundle({std::to_string(incarnation), terms, record.text()}); }
-
-JoinRequest JoinRequest::from(const std::string& text) {
-  const auto words = unbundle(text);
-  require(words.size() == 3, "a damaged request to join: are all ranks of the same version?");
-  return {number_in(words[0]), words[1], AddressRecord::from(words[2])};
 }
 
 Rendezvous::Rendezvous(const Place& place, const Deadlines& deadlines, const Variables& variables,
@@ -93,7 +82,7 @@ Rendezvous::Rendezvous(const Place& place, const Deadlines& deadlines, const Var
     return;
   }
   std::vector<std::string> hosts;  // the host of each rank, if the launcher names it
-  if (const char* list = variables("TANDEM_HOSTS"); list && *list)
+  if (const std::string list = variables("TANDEM_HOSTS"); !list.empty())
     for (const Host& h : hosts_in_list(list)) hosts.insert(hosts.end(), std::size_t(h.slots), h.name);
   const int socket = there.local() ? local_socket(there.text.substr(1)) : bound_socket(false, there.port);
   listener_ = std::make_unique<RendezvousListener>(socket, token_);
@@ -227,7 +216,6 @@ void Rendezvous::join(const Address& there, const RendezvousOptions& options) {
     const std::string answer = receive_frame(connections_[0], std::max(5.0, until - now()));
     if (!answer.starts_with("+")) fail("rank 0 says: ", answer.empty() ? "" : answer.substr(1));
     membership_ = Membership::from(answer.substr(1));
-    membership_.goes_on = options.goes_on;
     return;
   }
   fail("rank ", place_.rank, " does not find rank 0: ", why);

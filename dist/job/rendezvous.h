@@ -33,19 +33,10 @@ bool has_begun(const std::string& job);
 
 // The listener of rank 0.
 struct RendezvousListener {
-  RendezvousListener(int socket, const std::string& token) : listener(socket, token) {}
+  RendezvousListener(int socket, const std::string& token) : listener(socket, token) { listener.open(); }
   HandshakeListener listener;
   int begun = -1;  // a socket that has_begun() finds
   ~RendezvousListener();
-};
-
-// A rank's answer to rank 0, which has accepted its connection and sent it the addresses of all ranks.
-struct JoinRequest {
-  std::uint64_t incarnation = 0;  // of a rank that rejoins: the minimum
-  std::string terms = {};
-  AddressRecord record = {};
-  std::string text() const;
-  static JoinRequest from(const std::string& text);  // throws Error
 };
 
 // The part of one rank in the rendezvous. The defaults are for tests.

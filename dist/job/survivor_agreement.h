@@ -5,25 +5,16 @@
 #include <string>
 #include <vector>
 
+#include "dist/job/handshake.h"
 #include "dist/job/membership.h"
 
 namespace tandem {
 
-class SurvivorAgreement {
- public:
-  // socket: bound to the port in this rank's address record; takes ownership of it.
-  SurvivorAgreement(int rank, int socket, std::string token, const Membership& members);
-  ~SurvivorAgreement();
-  SurvivorAgreement(const SurvivorAgreement&) = delete;
-
-  // The ranks that are connected with this one in either direction, and itself, in order; call it once. It ends as soon
-  // as all ranks that are not known to be lost were found, and after `seconds` at the latest.
-  std::vector<int> answer(const std::vector<bool>& lost, double seconds = 2);
-
- private:
-  int rank_, size_, socket_;
-  std::string token_;
-  std::vector<MemberSlot> members_;
-};
+// The ranks that are connected with this one in either direction, and itself, in order. listener: of the port in this
+// rank's address record, with the token; it is opened now. It ends as soon as all ranks that are not known to be lost
+// were found, and after `seconds` at the latest.
+std::vector<int> surviving_ranks(int rank, HandshakeListener& listener, const std::string& token,
+                                 const std::vector<MemberSlot>& members, const std::vector<bool>& lost,
+                                 double seconds = 2);
 
 }  // namespace tandem

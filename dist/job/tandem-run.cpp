@@ -47,17 +47,14 @@ struct Command {
   int ranks = 0;
   std::string host_list, host_file;
   std::vector<Host> hosts;  // from one of these three; {"", n}: this host
-  std::string logs, ssh = "ssh", port, servers, pace, slow;
+  std::string ssh = "ssh", port, servers, pace, slow;
   int restarts = 0;
   std::string on_failure;  // stop or continue; empty: the strategy's default
-  bool check = false, bind = true;
+  bool check = false;
   std::vector<std::string> program;
 };
 
-std::string variable(const char* name) {
-  const char* value = std::getenv(name);
-  return value ? value : "";
-}
+const Variables variable = process_environment();
 
 constexpr const char* description =
     "tandem-run [-n RANKS | -H HOST:RANKS,… | --hostfile FILE] [OPTIONS] PROGRAM [ARGUMENTS]: the program as several "
@@ -83,18 +80,20 @@ std::vector<OptionSpec> options_of(Command& c) {
   const Set ranks = [&c](const std::string& v) { c.ranks = *parsed<int>(v); };
   const Set restarts = [&c](const std::string& v) { c.restarts = *parsed<int>(v); };
   const Set slow = [&c](const std::string& v) { c.slow += (c.slow.empty() ? "" : ",") + v; };
-  const Set no_bind = [&c](const std::string&) { c.bind = false; },
-            check = [&c](const std::string&) { c.check = true; };
+  const Set check = [&c](const std::string&) { c.check = true; };
+  const Set list = [](const std::string&) {
+    std::fputs(strategy_table().c_str(), stdout);
+    std::exit(0);
+  };
   std::vector<OptionSpec> all{
       count("-n", 1, 4096, "ranks on this host", ranks),
-      count("-np", 1, 4096, "the same", ranks),
       {"-H", "HOST:RANKS,…: over ssh; the first host has rank 0", "", into(c.host_list)},
-      {"--hosts", "the same", "", into(c.host_list)},
       {"--hostfile", "a host a line: host, host:RANKS or host slots=RANKS; # begins a comment", "", into(c.host_file)},
       {"--strategy",
        "all-reduce, local-sgd:H, outer:H=100, daso, hybrid, or a parameter server: ddc-asgd, bsp, quorum:K, "
-       "machines+ddc-asgd, … (dist/strategies/README.md)",
+       "machines+ddc-asgd, … (--strategies)",
        "all-reduce", into_variable("TANDEM_STRATEGY")},
+      {"--strategies", "list all strategies with their options", "", list, true},
       {"--hosts-as", "emulate this number of hosts on one machine", "", into_variable("TANDEM_HOSTS_AS")},
       count("--servers", 0, 1000000, "this number of last ranks only serve (0: every rank serves a share and trains)",
             into(c.servers), "0"),
@@ -103,18 +102,13 @@ std::vector<OptionSpec> options_of(Command& c) {
       count("--restart", 0, 1000000,
             "with a parameter server, a rank other than 0 that failed is started again, up to so many times", restarts,
             "0"),
-      {"--log-dir", "folder where the output of each rank is also written, to rank-R.log", "", into(c.logs)},
       count("--port", 1, 65535, "port of rank 0, with -H (default: chosen at random; on this host any free one)",
             into(c.port)),
-      {"--start-timeout", "seconds to wait until all ranks have connected", "60",
-       into_variable("TANDEM_START_TIMEOUT")},
       {"--on-failure",
        "stop: the first rank that fails ends all; continue: it does not (default: stop; with a parameter server "
        "only rank 0 ends all)",
        "", into(c.on_failure)},
       {"--ssh", "command to use instead of ssh", "ssh", into(c.ssh)},
-      {"--no-bind", "ranks may run on every core (default: each has its share of them, as long as there is one)", "",
-       no_bind, true},
       {"--check", "start no program: test whether the ranks reach each other, and show their machines and transports",
        "", check, true}};
   for (OptionSpec& option : all) option.repeats = true;  // the last value counts, and so overrides a script's
@@ -126,8 +120,7 @@ int program_at(int argc, char** argv, const std::vector<OptionSpec>& options) {
   for (int i = 1; i < argc; i++) {
     const std::string word = argv[i];
     if (word == "--" || !word.starts_with("-")) return i;
-    const auto option =
-        std::find_if(options.begin(), options.end(), [&](const OptionSpec& o) { return o.name == word; });
+    const auto option = std::ranges::find_if(options, [&](const OptionSpec& o) { return o.name == word; });
     if (option != options.end() && !option->flag) i++;
   }
   return argc;
@@ -181,7 +174,6 @@ struct Rank {
   pid_t pid = -1;
   int pipes[2] = {-1, -1};       // its stdout and stderr
   std::string partial[2], last;  // incomplete lines; the last line on stderr
-  std::FILE* log = nullptr;
   bool running = false;
   int status = 0;
   double ended = 0;
@@ -239,17 +231,15 @@ class Launch {
           sigaction(s, &action, &before) == 0 && before.sa_handler == SIG_IGN && s != SIGCHLD)
         std::signal(s, SIG_IGN);  // stays ignored, as under nohup or in a script's background
     std::signal(SIGPIPE, SIG_IGN);
-    if (!c_.logs.empty()) make_folder("--log-dir " + c_.logs, c_.logs);
     start_all();
     double stop_at = 0, kill_at = 0;  // seconds; 0: none
     int passed_on = 0;                // the last signal sent to the ranks
-    while (std::any_of(ranks_.begin(), ranks_.end(),
-                       [](const Rank& r) { return r.running || r.pipes[0] >= 0 || r.pipes[1] >= 0; })) {
-      const bool soon = goes_on_ && std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& r) { return r.failed(); });
+    while (std::ranges::any_of(ranks_, [](const Rank& r) { return r.running || r.pipes[0] >= 0 || r.pipes[1] >= 0; })) {
+      const bool soon = goes_on_ && std::ranges::any_of(ranks_, [](const Rank& r) { return r.failed(); });
       wait(stop_at || kill_at || soon ? 50 : 1000);
       if (goes_on_ && !stop_at && !kill_at) go_on_without_the_lost();
-      const bool any = std::any_of(ranks_.begin(), ranks_.end(),
-                                   [&](const Rank& r) { return ends_job(r) && !r.stopped_by(passed_on); });
+      const bool any =
+          std::ranges::any_of(ranks_, [&](const Rank& r) { return ends_job(r) && !r.stopped_by(passed_on); });
       // Waits a moment: the cause of this failure may be seen later, and the ranks may still print messages about it.
       if (any && c_.on_failure != "continue" && !stop_at) stop_at = now() + 0.5;
       // When rank 0 has ended, the job ends: a rank that was just restarted would not find rank 0.
@@ -266,7 +256,7 @@ class Launch {
         kill_at = now() + 4;
       }
       if (kill_at && now() >= kill_at) kill_all(asked && !asked_again);
-      const bool none = std::none_of(ranks_.begin(), ranks_.end(), [](const Rank& r) { return r.running; });
+      const bool none = std::ranges::none_of(ranks_, [](const Rank& r) { return r.running; });
       if (none && !drained_at_) drained_at_ = now() + 0.5;
       if (drained_at_ && now() >= drained_at_) break;  // a grandchild keeps the pipes open
     }
@@ -381,11 +371,6 @@ class Launch {
     r.status = 0;
     r.reported = false;
     r.last.clear();
-    if (!c_.logs.empty()) {
-      const std::string path = c_.logs + "/rank-" + std::to_string(r.number) + ".log";
-      r.log = std::fopen(path.c_str(), r.restarts ? "ae" : "we");
-      if (!r.log) refuse("--log-dir: ", path, ": ", cannot_write(path, errno));
-    }
     std::vector<std::string> words = c_.program;
     if (c_.check)
       words = {is_here(host.name) ? "/proc/self/exe" : std::filesystem::read_symlink("/proc/self/exe").string(),
@@ -409,7 +394,7 @@ class Launch {
       std::signal(SIGPIPE, SIG_DFL);
       if (here) {
         for (const auto& [name, value] : set) setenv(name.c_str(), value.c_str(), 1);
-        if (c_.bind) take_cores(r.local, host.slots);
+        take_cores(r.local, host.slots);
       }
       execvp(arguments[0], arguments.data());
       std::fprintf(stderr, "%s cannot be started: %s\n", arguments[0], std::strerror(errno));
@@ -477,12 +462,6 @@ class Launch {
   }
 
   void show(Rank& r, int k, std::string_view text) {
-    if (r.log && (std::fwrite(text.data(), 1, text.size(), r.log) < text.size() || std::fflush(r.log) != 0)) {
-      std::fprintf(stderr, "tandem-run: %s/rank-%d.log ends here, it could not be written: %s\n", c_.logs.c_str(),
-                   r.number, std::strerror(errno));
-      std::fclose(std::exchange(r.log, nullptr));
-      lost_logs_ = true;
-    }
     r.partial[k] += text;
     for (std::size_t end; (end = r.partial[k].find('\n')) != std::string::npos;) {
       print(r, k, r.partial[k].substr(0, end));
@@ -492,15 +471,13 @@ class Launch {
   void finish_line(Rank& r, int k) {
     if (!r.partial[k].empty()) print(r, k, r.partial[k]);
     r.partial[k].clear();
-    if (k == 1 && r.log) std::fclose(std::exchange(r.log, nullptr));
   }
   void print(Rank& r, int k, const std::string& line) {
     // All ranks have the same options and report a wrong one in the same words: it is printed once. A line that names a
     // rank is the view of one rank, and is always printed.
     static const std::regex names_a_rank("rank [0-9]");
     auto says_it = [&](const Rank& other) { return other.number != r.number && other.last == line; };
-    const bool said =
-        k == 1 && std::any_of(ranks_.begin(), ranks_.end(), says_it) && !std::regex_search(line, names_a_rank);
+    const bool said = k == 1 && std::ranges::any_of(ranks_, says_it) && !std::regex_search(line, names_a_rank);
     std::FILE* to = k == 0 ? stdout : stderr;
     if (!said) std::fprintf(to, "[%d@%s] %s\n", r.number, r.host.c_str(), line.c_str());
     std::fflush(to);
@@ -514,7 +491,7 @@ class Launch {
   // has died or is stopped.
   bool only_rank_0_is_left() const {
     const auto runs = [](const Rank& r) { return r.number != 0 && r.running; };
-    return (ranks_[0].running || ranks_[0].failed()) && std::none_of(ranks_.begin(), ranks_.end(), runs);
+    return (ranks_[0].running || ranks_[0].failed()) && std::ranges::none_of(ranks_, runs);
   }
 
   std::string running() const {  // "rank 1 on node2, rank 3 on node4"
@@ -539,7 +516,7 @@ class Launch {
     const Rank* first = nullptr;
     for (const Rank& r : ranks_)
       if (ends_job(r) && (!first || r.ended < first->ended)) first = &r;
-    if (!first) return lost_logs_ && !asked ? 1 : 0;
+    if (!first) return 0;
     for (const Rank& other : ranks_)
       if (other.failed() && other.ended < first->ended + 1 && first->attributes_to(other.number) &&
           !other.attributes_to(first->number)) {
@@ -560,7 +537,6 @@ class Launch {
   std::string job_;
   bool goes_on_ = false;  // the job continues without lost ranks other than 0
   bool begun_ = false;    // all ranks have met, as far as this process can see
-  bool lost_logs_ = false;
   double drained_at_ = 0;
 };
 

@@ -200,14 +200,6 @@ def table(runs, chosen):
 
 
 # ---- The program -----------------------------------------------------------------------------------------------------
-class Once(argparse.Action):
-    def __call__(self, parser, chosen, value, option=None):
-        if getattr(chosen, "given_" + self.dest, False):
-            refuse(f"{option} is given twice: give it once")
-        setattr(chosen, "given_" + self.dest, True)
-        setattr(chosen, self.dest, value)
-
-
 class Arguments(argparse.ArgumentParser):
     def error(self, message):
         refuse(message + ". Try: --help")
@@ -241,19 +233,19 @@ def arguments():
     parser = Arguments(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
                        usage="rehearse.py [OPTIONS] -- PROGRAM [ARGUMENTS]")
     add = parser.add_argument
-    add("--hosts", action=Once, type=between(1, 64, int), default=2, metavar="N", help="how many (2)")
-    add("--ranks", action=Once, type=between(1, 64, int), default=1, metavar="N", help="of each host (1)")
-    add("--link", action=Once, type=links_of, default=["none"], dest="links", metavar="RATES",
+    add("--hosts", type=between(1, 64, int), default=2, metavar="N", help="how many (2)")
+    add("--ranks", type=between(1, 64, int), default=1, metavar="N", help="of each host (1)")
+    add("--link", type=links_of, default=["none"], dest="links", metavar="RATES",
         help="rate of each host's link, or several: 50mbit,1gbit; none: no limit (none)")
-    add("--delay", action=Once, type=between(0, 10000, float), default=0, metavar="MS", help="of a link (0)")
-    add("--strategy", action=Once, type=lambda text: list(dict.fromkeys(text.split())), default=["all-reduce"],
+    add("--delay", type=between(0, 10000, float), default=0, metavar="MS", help="of a link (0)")
+    add("--strategy", type=lambda text: list(dict.fromkeys(text.split())), default=["all-reduce"],
         dest="strategies", metavar="NAMES",
         help="or several, with spaces between: 'all-reduce all-reduce:wire=bf16 ddc-asgd' (all-reduce)")
-    add("--pace", action=Once, type=between(0, 1e6, float), default=0, metavar="MS",
+    add("--pace", type=between(0, 1e6, float), default=0, metavar="MS",
         help="milliseconds that a step takes before its exchange, where ranks share cores (0: as it comes)")
-    add("--target", action=Once, type=between(0, 100, float), default=0, metavar="PERCENT",
+    add("--target", type=between(0, 100, float), default=0, metavar="PERCENT",
         help="test accuracy: prints the time to it")
-    add("--results", action=Once, metavar="FILE",
+    add("--results", metavar="FILE",
         help="file for the runs; those that it holds are not run again (.jsonl)")
     words = sys.argv[1:]
     own = words.index("--") if "--" in words else len(words)
@@ -274,20 +266,19 @@ def known_runs(path):
                 try:
                     runs.append(run_of(line))
                 except (ValueError, RecursionError) as error:
-                    why = getattr(error, "msg", error)
-                    refuse(f"{path}:{i}: is no run of rehearse: {why}. Remove the line, or name another file")
+                    refuse(f"{path}:{i}: is no run of rehearse: {error}. Remove the line, or name another file")
     return runs
 
 
 def run_of(line):
     r = json.loads(line)
-    if not isinstance(r, dict) or not all(isinstance(r.get(name), str) for name in ("setup", "strategy", "link")):
-        raise ValueError("it names no setup, strategy and link")
-    for name in ("seconds", "exposed", "bytes", "steps", "accuracy", "reached"):
-        optional = name in ("accuracy", "reached") and r.get(name) is None
-        if not optional and not isinstance(r.get(name), (int, float)):
-            raise ValueError(f"its {name} is no number")
-        r.setdefault(name, None)
+    if not isinstance(r, dict):
+        raise ValueError("it is no object")
+    r = {"accuracy": None, "reached": None} | r
+    numbers = ["seconds", "exposed", "bytes", "steps"] + [name for name in ("accuracy", "reached") if r[name] is not None]
+    for kind, names in ((str, ["setup", "strategy", "link"]), ((int, float), numbers)):
+        if wrong := [name for name in names if not isinstance(r.get(name), kind)]:
+            raise ValueError(f"its {wrong[0]} is missing, or not what it should be")
     return r
 
 

@@ -173,7 +173,7 @@ class Local : public OwnSteps {
   void average(const Of& of) {
     mean_.fill(0);
     for (int m = 0; m < s_.workers(); m++) add_scaled(mean_, of(workers_[std::size_t(m)]), s_.weight(m));
-    take_mean(mean_, mean_, s_.workers());
+    join_mean(mean_, mean_, mean_, s_.workers());
   }
   void average_when_all_wait() {
     if (how_.kind == Kind::elastic || s_.active() == 0) return;

@@ -4,10 +4,15 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "core/dtype.h"
+#include "dist/server/rules.h"
 
 namespace tandem {
+
+class Optimizer;
+struct SGDOptions;
 
 struct Asynchrony {
   enum class Kind {
@@ -41,8 +46,10 @@ struct Asynchrony {
   // means; asgd for ringmaster, fedbuff and rennala. Throws UsageError that lists the valid forms.
   static Asynchrony parse(const std::string& text);
   static bool is_one(const std::string& text);  // starts with one of these names
-  static std::string forms();                   // the forms that parse() accepts, as a user writes them
-  std::string text() const;                     // "ddc-asgd", "ssp:3+ddc-asgd"
+  static std::vector<std::string> names();      // all of these names
+  static std::string forms() { return listed(names()); }
+  static std::string options(const std::string& name);  // of that name (rules.h: described())
+  std::string text() const;                             // "ddc-asgd", "ssp:3+ddc-asgd"
   // Throws UsageError, which begins with `name`, if the quorum is larger than `workers`
   void check_workers(const std::string& name, int workers) const;
 };
@@ -61,5 +68,12 @@ struct ServerOptions {
   // Where workers have pictures of their own: which are lost with one, "its 600 pictures, of classes 0, 4"
   std::function<std::string(int worker)> data_of = {};
 };
+
+// Throws UsageError if no rank would train. Call it before the rendezvous if possible.
+void check_servers(int servers, int ranks);
+// The optimizer's options, for the servers' rules. Throws UsageError for an optimizer that no server implements.
+const SGDOptions& served_sgd(const Optimizer& optimizer, const Asynchrony& how);
+// Prints notes on stderr: settings of a program that have no effect under a parameter server.
+void note_ineffective_options(const Asynchrony& how, const Optimizer& optimizer, int workers, bool deterministic);
 
 }  // namespace tandem

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "dist/job/frames.h"
+#include "dist/job/membership.h"
 #include "dist/server/server_messages.h"
 
 namespace tandem {
@@ -30,7 +30,7 @@ void Coordinator::wants(int worker, std::uint64_t request) {
 static double speed_of(const std::deque<double>& last) {
   if (last.empty()) return 0;
   std::vector<double> sorted(last.begin(), last.end());
-  std::sort(sorted.begin(), sorted.end());
+  std::ranges::sort(sorted);
   return sorted[sorted.size() / 2];
 }
 double Coordinator::share(int worker) const {

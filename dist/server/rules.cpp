@@ -334,17 +334,27 @@ std::string listed(const std::vector<std::string>& names) {
   return all;
 }
 
+std::string described(const std::vector<SpecField>& fields) {
+  std::string all;
+  for (const SpecField& f : fields)
+    all += (all.empty() ? "`" : "; `") + f.key + "`" + (f.expects.empty() ? "" : ": " + f.expects) +
+           (f.value.empty() ? "" : " (" + f.value + ")");
+  return all;
+}
+
 std::vector<std::string> rule_names() {
   std::vector<std::string> names;
   for (const Row& row : table()) names.push_back(row.name);
   return names;
 }
 
-std::unique_ptr<Rule> make_rule(const std::string& text) {
-  const std::string name = spec_name(text);
+static const Row& row_of(const std::string& name) {
   const auto row = std::find_if(table().begin(), table().end(), [&](const Row& r) { return r.name == name; });
   if (row == table().end()) refuse("there is no update rule ", name, ": choose one of ", listed(rule_names()));
-  Constants constants = row->constants;
+  return *row;
+}
+
+static std::vector<SpecField> fields_of(Constants& constants, double& clip) {
   std::vector<SpecField> fields;
   for (auto& [key, value] : constants) {
     const bool is_switch = key == "clamp" || key == "trust" || key == "ahead" || key == "own";
@@ -353,13 +363,25 @@ std::unique_ptr<Rule> make_rule(const std::string& text) {
     else
       fields.push_back(number_field(key, value, key == "every", key == "decay" ? 0.999999 : 1e9));
   }
-  double clip = 0;
   fields.push_back(number_field("clip", clip, above_zero, 1e9));
-  read_spec(text, fields);
+  return fields;
+}
+
+std::string rule_options(const std::string& name) {
+  Constants constants = row_of(name).constants;
+  double clip = 0;
+  return described(fields_of(constants, clip));
+}
+
+std::unique_ptr<Rule> make_rule(const std::string& text) {
+  const Row& row = row_of(spec_name(text));
+  Constants constants = row.constants;
+  double clip = 0;
+  read_spec(text, fields_of(constants, clip));
   if (clip > 0) constants["clip"] = clip;
   if (constants.count("every") && constants["every"] != std::floor(constants["every"]))
     refuse(text, ": every is a whole number of pushes, from 1");
-  return row->make(text, constants);
+  return row.make(text, constants);
 }
 
 std::unique_ptr<Rule> averaging_rule(double share) { return make<Averaging>("average", {{"share", share}}); }

@@ -7,6 +7,7 @@
 
 #include "core/text.h"
 #include "dist/job/frames.h"
+#include "dist/job/membership.h"
 
 namespace tandem {
 namespace {
@@ -225,7 +226,7 @@ void ServerNode::wait(const char* what, const std::function<bool()>& done, const
                       const std::function<void()>& meanwhile) {
   std::unique_lock lock(mutex_);
   const auto ready = [&] { return done() || failed_; };
-  if (!ready()) waits_ = {what, waits_.number + 1};
+  if (!ready()) waits_ = {what, now()};
   while (!changed_.wait_for(lock, std::chrono::milliseconds(100), ready)) {
     if (!meanwhile) continue;
     lock.unlock();
@@ -311,11 +312,10 @@ double ServerNode::look_around() {  // returns the seconds until the next call
 // Reports to rank 0 when this rank's training thread has waited from one look to the next, and when it no longer waits.
 void ServerNode::report_waiting(const std::string& at_the_end) {
   const Waits w = locked([&] { return waits_; });
-  const bool still = !w.what.empty() && w.number == looked_at_wait_;
-  looked_at_wait_ = w.number;
+  const bool still = !w.what.empty() && w.since < std::exchange(looked_at_, now());
   const std::string text = still ? w.what + (ready_ ? worker_->missing() : "") : at_the_end;
-  if (text == reported_wait_.what && (text.empty() || w.number == reported_wait_.number)) return;
-  reported_wait_ = {text, w.number};
+  if (text == reported_wait_.what && (text.empty() || w.since == reported_wait_.since)) return;
+  reported_wait_ = {text, w.since};
   send(*channel_, 0, message::WaitsFor{}, text);
 }
 // At rank 0. A rank that works has no time limit. If no rank works, no progress is possible.

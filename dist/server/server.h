@@ -133,8 +133,8 @@ class ServerNode {
 
  private:
   struct Waits {
-    std::string what = {};     // empty: the training thread works
-    std::uint64_t number = 0;  // number of the wait
+    std::string what = {};  // empty: the training thread works
+    double since = 0;
   };
 
   // ---- between the threads ------------------------------------------------------------------------------------------
@@ -202,8 +202,8 @@ class ServerNode {
   double pushed_at_ = 0;
   double next_look_ = 0, next_snapshot_ = 0, snapshot_began_ = 0;
   Waits reported_wait_;
-  std::uint64_t looked_at_wait_ = 0;  // the number of the wait at the last look
-  bool warned_ = false;               // of the current standstill
+  double looked_at_ = 0;  // when the training thread was last found waiting
+  bool warned_ = false;   // of the current standstill
 
   // Used by the training thread.
   std::optional<std::int64_t> holds_;  // a lease

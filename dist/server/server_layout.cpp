@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "dist/server/rules.h"
-#include "dist/server/server_checks.h"
 
 namespace tandem {
 std::vector<std::int64_t> shard_cuts(std::int64_t numel, int servers) {

@@ -75,7 +75,7 @@ struct Leaves {};    // this worker draws no more leases
 struct Bye {};       // this rank has received the last weights
 struct WaitsFor {};  // bytes: what this rank waits for, as text; none: it works
 // ---- rank 0 to the other ranks --------------------------------------------------------------------------------------
-struct Heard {  // bytes: all texts of a gathering, a bundle (dist/job/frames.h)
+struct Heard {  // bytes: all texts of a gathering, a bundle (dist/job/membership.h)
   std::uint64_t gathering;
 };
 struct Owners {  // reply to AskOwners. Bytes: the owner of each shard, an int

@@ -169,8 +169,7 @@ std::uint64_t ShardService::slowest() const {
   return clock;
 }
 bool ShardService::nobody_pushes() const {
-  return std::all_of(workers_.begin(), workers_.end(),
-                     [](const Worker& w) { return !w.here || w.idle || (w.waits > 0 && !w.pushes); });
+  return std::ranges::all_of(workers_, [](const Worker& w) { return !w.here || w.idle || (w.waits > 0 && !w.pushes); });
 }
 
 // True if all workers that can push have pushed, or if a quorum has pushed and the grace time is over.

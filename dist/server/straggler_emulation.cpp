@@ -1,6 +1,5 @@
 #include "dist/server/straggler_emulation.h"
 
-#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
@@ -67,14 +66,12 @@ StragglerEmulation StragglerEmulation::parse(const std::string& pace, const std:
   return p;
 }
 
-void StragglerEmulation::keep(int rank, std::uint32_t step, Clock::time_point began,
-                              const std::function<bool()>& stops) const {
+void StragglerEmulation::keep(int rank, std::uint32_t step, Clock::time_point began) const {
   if (mean <= 0) return;
   const auto slow = slower.find(rank);
   const double takes = mean * (slow == slower.end() ? 1 : slow->second) *
                        gamma_draw(shape, Philox(1, Stream::step_time, std::uint32_t(rank), step));
-  for (double left; (left = takes - seconds_since(began)) > 0 && !stops();)
-    std::this_thread::sleep_for(std::chrono::duration<double>(std::min(left, 0.1)));
+  std::this_thread::sleep_for(std::chrono::duration<double>(takes - seconds_since(began)));
 }
 
 }  // namespace tandem

@@ -1,7 +1,6 @@
 // Straggler emulation: prolongs a worker's step to a given time, by virtual time in the simulator and by sleeping
 // elsewhere.
 #pragma once
-#include <functional>
 #include <map>
 #include <string>
 
@@ -25,8 +24,8 @@ struct StragglerEmulation {
   std::map<int, double> slower = {};  // rank → factor of its step times
   // "60" or "60:100" (milliseconds, shape) and "3:4,5:2" (rank:factor). Throws UsageError.
   static StragglerEmulation parse(const std::string& pace, const std::string& slow, int ranks);
-  // Sleeps until that rank's step, which began at `began`, has taken its drawn time, or until `stops` returns true.
-  void keep(int rank, std::uint32_t step, Clock::time_point began, const std::function<bool()>& stops) const;
+  // Sleeps until that rank's step, which began at `began`, has taken its drawn time.
+  void keep(int rank, std::uint32_t step, Clock::time_point began) const;
 };
 
 }  // namespace tandem

@@ -28,17 +28,14 @@ constexpr unsigned channel_id = 2;
 
 class UcxChannel : public Channel, private Link {
  public:
-  UcxChannel(std::shared_ptr<Worker> ucx, std::vector<std::string> addresses, std::uint64_t nonce,
+  UcxChannel(std::shared_ptr<Ucx> ucx, std::vector<std::string> addresses, std::uint64_t nonce,
              std::shared_ptr<Control> control, std::vector<int> members)
       : Link(std::move(ucx), std::move(addresses), nonce, std::move(control), std::move(members)),
         me_(index_of(control_->rank())),
         memory_(words(me_, incarnation())),
         slots_(peers_.size()) {
     const auto& slots = control_->membership().slots;
-    for (std::size_t r = 0; r < slots_.size() && !slots.empty(); r++) {
-      const MemberSlot& slot = slots[std::size_t(members_[r])];
-      slots_[r] = {.lost = slot.lost, .incarnation = slot.incarnation, .record = slot.record};
-    }
+    for (std::size_t r = 0; r < slots_.size() && !slots.empty(); r++) slots_[r] = {slots[std::size_t(members_[r])]};
     accept_only_ranks();
     handler(channel_id, arrived, this);
   }
@@ -108,20 +105,17 @@ class UcxChannel : public Channel, private Link {
     for (auto a = receiving_.begin(); a != receiving_.end();) any = finish(a++) || any;
     for (auto a = fresh_.begin(); receiver_.place && a != fresh_.end();) {
       const Slot& sender = slots_[std::size_t(a->from)];
-      if (sender.incarnation < a->envelope.incarnation ||
-          (sender.lost && sender.incarnation == a->envelope.incarnation)) {
-        // The sender's rejoin was not received yet, or the sender was lost.
-        if (sender.incarnation == a->envelope.incarnation) {
-          release(*a);
-          a = fresh_.erase(a);
-        } else {
-          ++a;
-        }
+      if (sender.incarnation < a->envelope.incarnation) {  // its rejoin was not received yet
+        ++a;
         continue;
       }
+      const bool lost = sender.lost || sender.incarnation > a->envelope.incarnation;
       Incoming now = std::move(*a);
-      a = fresh_.erase(a);
-      any = accept(std::move(now)) || any;
+      fresh_.erase(a);
+      if (lost)
+        release(now);
+      else
+        any = accept(std::move(now)) || any;
       a = fresh_.begin();  // the receiver may have sent messages, and UCX may have received more
     }
     if (broken_ > 0) wait_for_verdicts();
@@ -136,11 +130,8 @@ class UcxChannel : public Channel, private Link {
   }
 
  private:
-  struct Slot {  // the state of a rank, as far as it was received
-    bool lost = false;
-    std::uint64_t incarnation = 0;
-    AddressRecord record = {};
-    double broken = 0;  // since when UCX does not reach it; rank 0 decides whether it is lost
+  struct Slot : MemberSlot {  // the state of a rank, as far as it was received
+    double broken = 0;        // since when UCX does not reach it; rank 0 decides whether it is lost
     std::string why = {};
     bool accused = false;
   };
@@ -200,13 +191,13 @@ class UcxChannel : public Channel, private Link {
   }
 
   int index_of(int rank) const {  // of a rank of the job; −1: it is not a member
-    const auto at = std::find(members_.begin(), members_.end(), rank);
+    const auto at = std::ranges::find(members_, rank);
     return at == members_.end() ? -1 : int(at - members_.begin());
   }
   bool gone(int rank) const { return control_->gone(members_[std::size_t(rank)]); }
 
   Incomings::iterator message_of(const Envelope& e) {
-    return std::find_if(receiving_.begin(), receiving_.end(), [&](const Incoming& m) {
+    return std::ranges::find_if(receiving_, [&](const Incoming& m) {
       return m.envelope.from == e.from && m.envelope.incarnation == e.incarnation && m.envelope.message == e.message;
     });
   }
@@ -279,7 +270,7 @@ class UcxChannel : public Channel, private Link {
         if (!receiver_.lost) control_->fail(change.rank, change.text), control_->check();
         receiver_.lost(from, change.text);
       } else {
-        slot = {.incarnation = change.incarnation, .record = AddressRecord::from(change.text)};
+        slot = {{.incarnation = change.incarnation, .record = AddressRecord::from(change.text)}};
         addresses_[r] = slot.record.ucx;
         accept_only_ranks();
         if (receiver_.returned) receiver_.returned(from, change.incarnation);
@@ -350,12 +341,12 @@ class UcxChannel : public Channel, private Link {
 };
 
 }  // namespace
+}  // namespace ucx
 
-std::unique_ptr<Channel> Worker::channel(std::vector<std::string> addresses, std::uint64_t nonce,
-                                         std::shared_ptr<Control> control, std::vector<int> members) {
-  return std::make_unique<UcxChannel>(shared_from_this(), std::move(addresses), nonce, std::move(control),
-                                      std::move(members));
+std::unique_ptr<Channel> Ucx::channel(std::vector<std::string> addresses, std::uint64_t nonce,
+                                      std::shared_ptr<Control> control, std::vector<int> members) {
+  return std::make_unique<ucx::UcxChannel>(shared_from_this(), std::move(addresses), nonce, std::move(control),
+                                           std::move(members));
 }
 
-}  // namespace ucx
 }  // namespace tandem

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 #include <sstream>
 
 #include "core/backend.h"
@@ -16,8 +17,6 @@ namespace {
 // Additional state for an asynchronous device. There backward only queues work, and marks an event after each bucket. A
 // recorded step can contain both. The exchange of a bucket begins when the device has reached its event.
 struct BehindTheHost {
-  // Separate: exchanges on the device's memory begin in an order of their own
-  std::unique_ptr<Communicator> flags;
   std::unique_ptr<Event> end;  // of backward
   std::shared_ptr<void> loss;  // this rank's, in host memory at the end of backward
   Tensor anywhere;             // NaN if the loss of any rank is not finite, else 0
@@ -52,12 +51,7 @@ class AllReduce : public Replicas {
 
   // If ranks share memory, the vectors are in it.
   FlatMemory memory() override {
-    return [this](Backend& backend, std::int64_t numel) {
-      auto shared = shared_memory(backend, std::size_t(numel) * sizeof(float));
-      if (!shared) return Tensor::zeros(backend, {numel}, DType::f32);
-      void* at = shared.get();
-      return Tensor::wrap(backend, at, {numel}, DType::f32, std::move(shared));
-    };
+    return memory_from([this](std::size_t bytes) { return communicator_->allocate(bytes); });
   }
 
   void begin(FlatParameters& flat, Optimizer& optimizer) override {
@@ -65,16 +59,16 @@ class AllReduce : public Replicas {
     optimizer_ = &optimizer;
     if (options_.classifier) options_.classifier->begin();
     compare_layouts(flat, syncs_ ? 1 : 0);
-    buckets_.clear(), behind_.reset();
+    buckets_.clear();
+    behind_.reset();
     Backend& backend = flat.backend();
     if (backend.asynchronous())
-      behind_.reset(new BehindTheHost{.flags = communicator_->split(0, rank()),
-                                      .end = backend.new_event(),
+      behind_.reset(new BehindTheHost{.end = backend.new_event(),
                                       .loss = backend.pinned(sizeof(double)),
                                       .anywhere = Tensor::zeros(backend, {1}, flat.values.dtype())});
-    add_buckets(OwnerClass::replicated, communicator_);
-    if (same_slice_ && same_slice_->size() > 1) add_buckets(OwnerClass::slice, same_slice_);
-    broadcast(flat, buckets_[0]->over(), buckets_.size() > 1 ? &buckets_[1]->over() : nullptr);
+    add_buckets(OwnerClass::replicated, between_);
+    if (same_slice_ && same_slice_->size() > 1) add_buckets(OwnerClass::slice, between_slices_.emplace(same_slice_));
+    broadcast(flat, between_.data(), buckets_.size() > 1 ? &between_slices_->data() : nullptr);
     if (syncs_) across_->gather = [this](const std::vector<double>& mine) { return of_all(mine); };
     flat.on_gradient([this](const ParameterRange& parameter) {
       for (auto& b : buckets_) b->ready(parameter);
@@ -100,14 +94,16 @@ class AllReduce : public Replicas {
       compare_parameters(*flat_, steps_);
       across_->gather = nullptr;
       std::exchange(flat_, nullptr)->on_gradient(nullptr);
-      sent_ = 0;
       bucket_bytes_ = buckets_[0]->largest();
-      // All buckets share the wire of the job
-      for (auto& b : buckets_) sent_ = std::max(sent_, b->over().traffic().bytes);
-      buckets_.clear(), behind_.reset();
+      buckets_.clear();
+      behind_.reset();
+      between_.end();
+      if (between_slices_) between_slices_->end();
     }
+    // The slices share the wire of the job
+    const std::uint64_t sent = std::max(between_.sent_bytes(), between_slices_ ? between_slices_->sent_bytes() : 0);
     const std::uint64_t of_layer = options_.classifier ? options_.classifier->sent_bytes() : 0;
-    return measured(reducer_, std::max(sent_, communicator_->traffic().bytes) + of_layer, bucket_bytes_);
+    return measured(reducer_, sent + of_layer, bucket_bytes_);
   }
 
   ClockOffset watch(Trace& trace) override {
@@ -117,10 +113,11 @@ class AllReduce : public Replicas {
   }
 
  private:
-  void add_buckets(OwnerClass owner, const std::shared_ptr<Communicator>& over) {
+  void add_buckets(OwnerClass owner, DataAndFlags& between) {
     const auto& o = options_;
-    buckets_.emplace_back(new GradientBuckets(*flat_, flat_->ranges(owner), over, reducer_,
-                                              {o.bucket_bytes, o.wire, o.top_k, o.power_sgd, o.deadline}));
+    between.begin(flat_->backend(), o.deadline);
+    buckets_.emplace_back(new GradientBuckets(*flat_, flat_->ranges(owner), between, reducer_,
+                                              {o.bucket_bytes, o.wire, o.top_k, o.power_sgd}));
   }
   void arrived() {
     for (auto& b : buckets_) b->arrived();
@@ -171,12 +168,11 @@ class AllReduce : public Replicas {
     if (!behind_) reducer_.waits();
     for (auto& b : buckets_) b->agree();
     for (auto& b : buckets_) b->flush();
-    reducer_.add(
-        {behind_ ? *behind_->flags : *communicator_, behind_ ? behind_->end.get() : nullptr, [&](Communicator& over) {
-           flags_[0] = finite() ? 0 : 1;
-           flags_[1] = stop_requested_ ? 1 : 0;
-           return over.all_reduce({flags_, 2, DType::f32});
-         }});
+    reducer_.add({between_.flags(), behind_ ? behind_->end.get() : nullptr, [&](Communicator& over) {
+                    flags_[0] = finite() ? 0 : 1;
+                    flags_[1] = stop_requested_ ? 1 : 0;
+                    return over.all_reduce({flags_, 2, DType::f32});
+                  }});
     reducer_.finish();
     stop_ = flags_[1] > 0;
     if (slices_) arrived(), measure_slices(*optimizer_);
@@ -193,10 +189,11 @@ class AllReduce : public Replicas {
   Optimizer* optimizer_ = nullptr;
   // Null if a gradient is already computed when backward calls its hook
   std::unique_ptr<BehindTheHost> behind_;
+  DataAndFlags between_{communicator_};         // all ranks
+  std::optional<DataAndFlags> between_slices_;  // those with the same slice
   // For the replicated ranges, and for slices that several ranks have
   std::vector<std::unique_ptr<GradientBuckets>> buckets_;
   std::int64_t steps_ = 0, bucket_bytes_ = 0;
-  std::uint64_t sent_ = 0;   // bytes, in a run that has ended
   float flags_[2] = {0, 0};  // ranks whose loss is not finite; ranks with a stop request
   Reducer reducer_;          // last member: its thread ends first
 };

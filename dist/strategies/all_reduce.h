@@ -15,7 +15,7 @@ namespace tandem {
 class SlicedClassifier;
 
 struct AllReduceOptions {
-  std::int64_t bucket_bytes = 0;  // the first five: see BucketOptions
+  std::int64_t bucket_bytes = 0;  // the first four: see BucketOptions
   DType wire = DType::f32;
   double top_k = 0;
   std::int64_t power_sgd = 0;

@@ -5,8 +5,8 @@
 
 namespace tandem {
 
-void take_mean(Tensor& x, const Tensor& sum, int ranks);  // x = sum/ranks
-// x = sum/ranks + (x − sent): the mean of the sent weights, plus this rank's change since. `sent` may be x itself.
+// x = sum/ranks + (x − sent): the mean of the sent weights, plus this rank's change since. `sent` may be x itself: then
+// it is the mean alone. So may `sum`.
 void join_mean(Tensor& x, const Tensor& sent, const Tensor& sum, int ranks);
 // EASGD: pull = α(x − z), and x −= pull.
 void elastic_pull(Tensor& x, const Tensor& z, Tensor& pull, double alpha);

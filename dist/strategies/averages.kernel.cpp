@@ -6,14 +6,6 @@ namespace tandem {
 namespace {
 
 template <class T>
-struct TakeMean {
-  const T* sum;
-  T ranks;
-  T* x;
-  TANDEM_HD void operator()(std::int64_t i) const { x[i] = sum[i] / ranks; }
-};
-
-template <class T>
 struct JoinMean {
   T ranks;
   const T *sent, *sum;
@@ -82,12 +74,6 @@ struct Difference {
 };
 
 }  // namespace
-
-void take_mean(Tensor& x, const Tensor& sum, int ranks) {
-  dispatch_wide(x.dtype(), "the mean over ranks", [&]<class T> {
-    launch(x.backend(), x.numel(), TakeMean<T>{sum.data<T>(), T(ranks), x.write<T>()});
-  });
-}
 
 void join_mean(Tensor& x, const Tensor& sent, const Tensor& sum, int ranks) {
   dispatch_wide(x.dtype(), "the mean over ranks", [&]<class T> {

@@ -4,28 +4,11 @@
 #include <sstream>
 #include <vector>
 
-#include "core/spec.h"
 #include "dist/strategies/averages.h"
 #include "dist/strategies/replicas.h"
 
 namespace tandem {
 namespace {
-
-struct Option {
-  const char* key;
-  std::int64_t DasoOptions::*value;
-  std::int64_t least, most;
-};
-constexpr Option options[] = {{"B", &DasoOptions::B, 0, 1000000},
-                              {"W", &DasoOptions::W, 0, 1000000},
-                              {"warm-up", &DasoOptions::warm_up, 0, 1000000},
-                              {"cool-down", &DasoOptions::cool_down, 0, 1000000},
-                              {"longest", &DasoOptions::longest, 1, 1000000},
-                              {"bf16", &DasoOptions::bf16, 0, 1},
-                              {"keep-progress", &DasoOptions::keep_progress, 0, 1},
-                              {"differences", &DasoOptions::differences, 0, 1},
-                              {"merge-first", &DasoOptions::merge_first, 0, 1},
-                              {"norms", &DasoOptions::norms, 0, 1}};
 
 class Daso : public DasoSchedule {
  public:
@@ -56,7 +39,7 @@ class Daso : public DasoSchedule {
     }
     if (differs()) return add_mean(e.x, part(common_, e), e.sum, e.ranks);
     e.x.copy_from(e.sum);
-    take_mean(e.x, e.x, e.ranks);
+    join_mean(e.x, e.x, e.x, e.ranks);
   }
   void equal(const Tensor& x) override {
     if (differs()) common_.copy_from(x);
@@ -73,27 +56,38 @@ class Daso : public DasoSchedule {
 
 }  // namespace
 
+std::vector<SpecField> DasoOptions::fields() {
+  constexpr double large = 1e6;
+  return {word_field("faithful", [this] { keep_progress = differences = merge_first = norms = 0; }),
+          number_field("B", B, 0, large),
+          number_field("W", W, 0, large),
+          number_field("warm-up", warm_up, 0, large),
+          number_field("cool-down", cool_down, 0, large),
+          number_field("longest", longest, 1, large),
+          number_field("bf16", bf16, 0, 1),
+          number_field("keep-progress", keep_progress, 0, 1),
+          number_field("differences", differences, 0, 1),
+          number_field("merge-first", merge_first, 0, 1),
+          number_field("norms", norms, 0, 1)};
+}
+
 std::optional<DasoOptions> DasoOptions::parse(const std::string& text) {
   if (spec_name(text) != "daso") return {};
   DasoOptions o;
-  std::vector<SpecField> fields{
-      word_field("faithful", [&o] { o.keep_progress = o.differences = o.merge_first = o.norms = 0; })};
-  for (const Option& option : options)
-    fields.push_back(number_field(option.key, o.*option.value, double(option.least), double(option.most)));
-  read_spec(text, fields);
+  read_spec(text, o.fields());
   return o;
 }
 
 std::string DasoOptions::name() const {
-  DasoOptions usual;
+  DasoOptions now = *this, usual;
   std::string text;
   if (keep_progress + differences + merge_first + norms == 0) {
     text = ":faithful";
-    usual.keep_progress = usual.differences = usual.merge_first = usual.norms = 0;
+    read_spec("daso" + text, usual.fields());
   }
-  for (const Option& option : options)
-    if (this->*option.value != usual.*option.value)
-      text += (text.empty() ? ":" : ",") + std::string(option.key) + "=" + std::to_string(this->*option.value);
+  const auto fields = now.fields(), usually = usual.fields();
+  for (std::size_t i = 0; i < fields.size(); i++)
+    if (fields[i].value != usually[i].value) text += (text.empty() ? ":" : ",") + fields[i].key + "=" + fields[i].value;
   return "daso" + text;
 }
 
@@ -147,14 +141,11 @@ std::string DasoSchedule::state() const {
 void DasoSchedule::restore(const std::string& state) {
   std::istringstream words(state);
   std::string best;
-  std::int64_t B = 0, W = 0;
-  int bad = 0;
-  if (!(words >> B >> W >> best >> bad))
+  DasoSchedule read = *this;
+  if (!(words >> read.B_ >> read.W_ >> best >> read.bad_))
     refuse("a checkpoint's state of daso is '", state, "': expected B, W, the best loss and a count");
-  B_ = B;
-  W_ = W;
-  bad_ = bad;
-  best_ = parsed<double>(best).value_or(std::numeric_limits<double>::infinity());
+  read.best_ = parsed<double>(best).value_or(std::numeric_limits<double>::infinity());
+  *this = read;
 }
 
 std::unique_ptr<Strategy> daso(RoundRanks ranks, const DasoOptions& how, const RoundsOptions& options) {

@@ -25,7 +25,9 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
+#include "core/spec.h"
 #include "dist/strategies/rounds.h"
 
 namespace tandem {
@@ -46,7 +48,8 @@ struct DasoOptions {
 
   // Returns nothing if the name is not of DASO. Throws UsageError.
   static std::optional<DasoOptions> parse(const std::string& text);
-  std::string name() const;  // with the options that differ from the defaults: "daso:B=8"
+  std::string name() const;         // with the options that differ from the defaults: "daso:B=8"
+  std::vector<SpecField> fields();  // its options, which must not outlive it
 };
 
 class DasoSchedule : public RoundMethod {

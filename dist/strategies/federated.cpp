@@ -13,7 +13,7 @@ namespace tandem {
 namespace {
 
 using Server = Federated::Server;
-constexpr const char* names[] = {"fedavg", "fedprox", "scaffold", "fednova"};
+constexpr const char* methods[] = {"fedavg", "fedprox", "scaffold", "fednova"};
 constexpr const char* servers[] = {"none", "momentum", "adam", "yogi", "adagrad"};
 
 // The local step is fit()'s own; an epoch of fit() is a round, at whose end all ranks exchange.
@@ -82,22 +82,28 @@ class FederatedRounds : public RoundMethod {
 
 }  // namespace
 
-std::optional<Federated> Federated::parse(const std::string& text) {
-  const auto known = std::find(std::begin(names), std::end(names), spec_name(text));
-  if (known == std::end(names)) return {};
-  Federated how;
-  how.kind = Kind(known - std::begin(names));
-  const auto server = [&](const std::string& value) {
-    const auto chosen = std::find(std::begin(servers), std::end(servers), value);
-    how.server = Server(chosen - std::begin(servers));
-    return chosen != std::end(servers);
+std::vector<std::string> Federated::names() { return {std::begin(methods), std::end(methods)}; }
+
+std::vector<SpecField> Federated::fields() {
+  const auto chosen = [this](const std::string& value) {
+    const auto at = std::find(std::begin(servers), std::end(servers), value);
+    server = Server(at - std::begin(servers));
+    return at != std::end(servers);
   };
-  std::vector<SpecField> fields{number_field("epochs", how.epochs, 1, 1e6),
-                                number_field("sample", how.sample, above_zero, 1),
-                                {"server", "none, momentum, adam, yogi or adagrad", server},
-                                number_field("rate", how.rate, 0, 1e6)};
-  if (how.kind == Kind::fedprox) fields.push_back(number_field("mu", how.mu, 0, 1e6));
-  read_spec(text, fields);
+  std::vector<SpecField> fields{number_field("epochs", epochs, 1, 1e6),
+                                number_field("sample", sample, above_zero, 1),
+                                {"server", "none, momentum, adam, yogi or adagrad", chosen, servers[int(server)]},
+                                number_field("rate", rate, 0, 1e6)};
+  if (kind == Kind::fedprox) fields.push_back(number_field("mu", mu, 0, 1e6));
+  return fields;
+}
+
+std::optional<Federated> Federated::parse(const std::string& text) {
+  const auto known = std::find(std::begin(methods), std::end(methods), spec_name(text));
+  if (known == std::end(methods)) return {};
+  Federated how;
+  how.kind = Kind(known - std::begin(methods));
+  read_spec(text, how.fields());
   if (how.rate > 0 && how.server == Server::none)
     refuse(text, ": rate is of a server optimizer: name one with server=");
   if (how.rate == 0) how.rate = how.server <= Server::momentum ? 1 : 0.01;
@@ -105,7 +111,7 @@ std::optional<Federated> Federated::parse(const std::string& text) {
 }
 
 std::string Federated::name() const {
-  std::string text = std::string(names[int(kind)]) + ":epochs=" + std::to_string(epochs);
+  std::string text = std::string(methods[int(kind)]) + ":epochs=" + std::to_string(epochs);
   if (kind == Kind::fedprox) text += ",mu=" + digits(mu);
   if (sample < 1) text += ",sample=" + digits(sample);
   if (server != Server::none) text += std::string(",server=") + servers[int(server)] + ",rate=" + digits(rate);

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "core/batch.h"
+#include "core/spec.h"
 #include "dist/strategies/rounds.h"
 
 namespace tandem {
@@ -35,6 +36,8 @@ struct Federated {
 
   // "fedavg:epochs=10,sample=0.1". Nothing: the text names no such method. Throws UsageError for bad arguments.
   static std::optional<Federated> parse(const std::string& text);
+  static std::vector<std::string> names();
+  std::vector<SpecField> fields();
   std::string name() const;  // parse() reads it
   // Throws UsageError, unless workers have parts, and their steps are those of SGD.
   void check(bool parts, bool sgd) const;

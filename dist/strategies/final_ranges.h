@@ -19,11 +19,12 @@ class FinalRanges {
   void restart();                                                // the next step begins
 
  private:
+  std::vector<std::size_t> ranges_with(const ParameterRange& parameter) const;
+
   const FlatParameters& flat_;
   const std::vector<Range> ranges_;
-  std::vector<std::vector<std::size_t>> of_parameter_;  // the ranges that contain a segment
-  std::vector<std::size_t> missing_, segments_;         // per range: segments that are not final yet, and all segments
-  std::vector<bool> seen_;                              // segments that were ready in this backward
+  std::vector<std::size_t> missing_, segments_;  // per range: segments that are not final yet, and all segments
+  std::vector<bool> seen_;                       // segments that were ready in this backward
 };
 
 }  // namespace tandem

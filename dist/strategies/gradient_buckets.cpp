@@ -5,7 +5,6 @@
 
 #include "core/backend.h"
 #include "dist/collectives/algorithms.h"
-#include "dist/collectives/on_devices.h"
 
 namespace tandem {
 
@@ -57,26 +56,21 @@ static std::vector<Range> ranges_of_buckets(const FlatParameters& flat, const st
   return all;
 }
 
-GradientBuckets::GradientBuckets(FlatParameters& flat, const std::vector<Range>& ranges,
-                                 std::shared_ptr<Communicator> communicator, Reducer& reducer,
-                                 const BucketOptions& options)
+GradientBuckets::GradientBuckets(FlatParameters& flat, const std::vector<Range>& ranges, DataAndFlags& between,
+                                 Reducer& reducer, const BucketOptions& options)
     : flat_(flat),
-      communicator_(std::move(communicator)),
+      between_(between),
       reducer_(reducer),
-      wire_(options.wire),
+      on_device_(flat.backend().asynchronous()),
       ranges_(ranges),
       final_(flat, ranges_of_buckets(flat, ranges, options)),
       buckets_(final_.size()),
       order_(buckets_.size()) {
   Backend& backend = flat.backend();
-  if ((options.top_k > 0 || options.power_sgd > 0) && (backend.asynchronous() || flat.gradients.dtype() != DType::f32))
+  if ((options.top_k > 0 || options.power_sgd > 0) && (on_device_ || flat.gradients.dtype() != DType::f32))
     refuse("wire=", options.top_k > 0 ? "topk" : "powersgd", " is for f32 gradients in the host's memory, not on ",
            backend.description(), ": leave it out, or choose bf16");
-  if (backend.asynchronous()) {
-    device_ = on_devices(communicator_, backend, options.deadline);
-    if (wire_ == DType::bf16) narrow_ = Tensor::zeros(backend, {flat.numel()}, DType::bf16);
-    backend.synchronize();
-  }
+  if (on_device_ && options.wire == DType::bf16) narrow_ = Tensor::zeros(backend, {flat.numel()}, DType::bf16);
   for (std::size_t i = 0; i < buckets_.size(); i++) {
     Bucket& b = buckets_[i];
     b.range = final_[i];
@@ -85,9 +79,9 @@ GradientBuckets::GradientBuckets(FlatParameters& flat, const std::vector<Range>&
     else if (options.power_sgd > 0)
       b.compression =
           std::make_unique<PowerSgd>(options.power_sgd, matrices(b.range, options.power_sgd), b.range.length());
-    else if (wire_ == DType::bf16 && !device_ && flat.gradients.dtype() == DType::f32)
+    else if (options.wire == DType::bf16 && !on_device_ && flat.gradients.dtype() == DType::f32)
       b.compression = std::make_unique<Narrow>(b.range.length());
-    if (device_) b.final = backend.new_event();
+    if (on_device_) b.final = backend.new_event();
   }
   std::iota(order_.begin(), order_.end(), 0);
 }
@@ -116,14 +110,14 @@ void GradientBuckets::rewind(bool made) {
 void GradientBuckets::ready(const ParameterRange& parameter) {
   for (std::size_t b : final_.ready(parameter)) {
     if (!ordered_) finished_.push_back(std::int32_t(b));
-    if (device_) pack(buckets_[b]);
+    if (on_device_) pack(buckets_[b]);
   }
-  if (device_ || !armed_ || !ordered_) return;
+  if (on_device_ || !armed_ || !ordered_) return;
   while (next_ < order_.size() && final_.complete(order_[next_])) launch(buckets_[order_[next_++]]);
 }
 
 void GradientBuckets::pack_rest() {
-  if (!device_) return;
+  if (!on_device_) return;
   for (std::size_t b = 0; b < buckets_.size(); b++)
     if (final_.empty(b)) pack(buckets_[b]);
 }
@@ -144,10 +138,10 @@ void GradientBuckets::launch(Bucket& b) {
   const Buffer data = buffer(part);
   if (b.compression) {
     auto* wide = static_cast<float*>(data.data);
-    reducer_.add({over(), nullptr, [&b, wide](Communicator& over) { return b.compression->begin(over, wide); },
+    reducer_.add({between_.data(), nullptr, [&b, wide](Communicator& over) { return b.compression->begin(over, wide); },
                   [&b, wide] { b.compression->end(wide); }});
   } else {
-    reducer_.add({over(), b.final.get(), [data](Communicator& over) { return over.all_reduce(data); }});
+    reducer_.add({between_.data(), b.final.get(), [data](Communicator& over) { return over.all_reduce(data); }});
   }
 }
 
@@ -163,7 +157,7 @@ void GradientBuckets::agree() {
     if (std::find(finished_.begin(), finished_.end(), std::int32_t(b)) == finished_.end())
       finished_.push_back(std::int32_t(b));
   finished_.resize(buckets_.size());
-  communicator_->broadcast(buffer(finished_), 0).wait();
+  between_.flags().broadcast(buffer(finished_), 0).wait();
   for (std::size_t i = 0; i < order_.size(); i++) order_[i] = std::size_t(finished_[i]);
   ordered_ = true;
 }

@@ -9,7 +9,7 @@
 #include <memory>
 #include <vector>
 
-#include "dist/collectives/communicator.h"
+#include "dist/collectives/on_devices.h"
 #include "dist/strategies/final_ranges.h"
 #include "dist/strategies/power_sgd.h"
 #include "dist/strategies/reducer.h"
@@ -25,7 +25,6 @@ struct BucketOptions {
   double top_k = 0;
   // The rank of the matrix products that are sent (power_sgd.h; on the host, in f32); 0: the gradients are sent
   std::int64_t power_sgd = 0;
-  double deadline = 300;  // maximum seconds for any operation of a device
 };
 
 // Divides [0, elements) into ranges of `bytes` bytes. 0: an eighth of the vector, between 256 KiB and 4 MiB.
@@ -33,11 +32,11 @@ std::vector<Range> cut(std::int64_t numel, DType dtype, std::int64_t bytes);
 
 class GradientBuckets {
  public:
-  // Collective. All arguments must outlive the buckets. From the first ready() on, `reducer` uses the communicator.
-  GradientBuckets(FlatParameters& flat, const std::vector<Range>& ranges, std::shared_ptr<Communicator> communicator,
-                  Reducer& reducer, const BucketOptions& options);
+  // between: the ranks; it has begun. All arguments must outlive the buckets. From the first ready() on, `reducer` uses
+  // between.data().
+  GradientBuckets(FlatParameters& flat, const std::vector<Range>& ranges, DataAndFlags& between, Reducer& reducer,
+                  const BucketOptions& options);
 
-  Communicator& over() { return device_ ? *device_ : *communicator_; }  // for the memory of the parameters
   std::int64_t largest() const { return buckets_.empty() ? 0 : buckets_[0].range.length() * 4; }  // bytes in f32
 
   // The gradient of this segment is final, or queued on a device. Backward calls it in its thread, once per segment. A
@@ -46,7 +45,7 @@ class GradientBuckets {
   // Call after backward. On a device: queues the buckets without segments. The event for the end of backward must come
   // after it.
   void pack_rest();
-  // the ranks agree on the bucket order, before the first flush(). The communicator must have no operation in progress
+  // the ranks agree on the bucket order, before the first flush(). The ranks must have no operation in progress
   void agree();
   void flush();    // adds the buckets that ready() has not added to the reducer
   void arrived();  // all sums have arrived: they become the gradients
@@ -67,12 +66,11 @@ class GradientBuckets {
   Tensor gradients(const Bucket& b) { return flat_.gradients.range(b.range.begin, {b.range.length()}); }
 
   FlatParameters& flat_;
-  std::shared_ptr<Communicator> communicator_;
+  DataAndFlags& between_;
   Reducer& reducer_;
-  const DType wire_;
+  const bool on_device_;
   const std::vector<Range> ranges_;
-  std::unique_ptr<Communicator> device_;  // on the device's memory
-  Tensor narrow_;                         // on a device: the gradients in bf16, if they are sent so
+  Tensor narrow_;  // on a device: the gradients in bf16, if they are sent so
   FinalRanges final_;
   std::vector<Bucket> buckets_;
   std::vector<std::size_t> order_;

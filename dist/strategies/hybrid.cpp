@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "core/backend.h"
-#include "core/spec.h"
 #include "core/text.h"
 #include "dist/strategies/sliced_linear.h"
 #include "layers/layers.h"
@@ -27,7 +26,7 @@ SlicedClassifier::SlicedClassifier(std::unique_ptr<Communicator> on_host, double
 double SlicedClassifier::parse(const std::string& name) {
   double sample = 1;
   if (spec_name(name) != "hybrid") refuse("--strategy ", name, ": expected hybrid, or hybrid:sample=SHARE");
-  read_spec(name, {number_field("sample", sample, above_zero, 1)});
+  read_spec(name, fields(sample));
   return sample;
 }
 
@@ -41,7 +40,7 @@ void SlicedClassifier::begin() const {
 }
 
 void SlicedClassifier::step() const {
-  if (*waits_)
+  if (layer_ && layer_->waits())
     refuse("hybrid: the loss of this step is not the task's, which knows that ", layer_->path(),
            " is cut over ranks: train by task.loss");
 }
@@ -65,16 +64,10 @@ void SlicedClassifier::prepare(Module& model, Task& task) {
     refuse("hybrid: ", last->path(), " has ", outputs, " outputs, and ", n,
            " ranks of a host would share them: start fewer");
   layer_ = std::make_shared<SlicedLinear>(on_host_, last->path(), outputs, sample_);
-  last->cut({on_host_->rank(), n},
-            [layer = layer_, waits = waits_](const Variable& x, const Variable& w, const Variable& b, bool training) {
-              const Variable y = layer->forward(x, w, b, training);
-              *waits = layer->handed_on() != nullptr;
-              return y;
-            });
-  task.loss = [layer = layer_, waits = waits_, plain = *loss](const Variable& outputs, const Tensor& labels,
-                                                              Tensor* correct) {
+  last->cut({on_host_->rank(), n}, [layer = layer_](const Variable& x, const Variable& w, const Variable& b,
+                                                    bool training) { return layer->forward(x, w, b, training); });
+  task.loss = [layer = layer_, plain = *loss](const Variable& outputs, const Tensor& labels, Tensor* correct) {
     if (!layer->handed_on()) return plain(outputs, labels, correct);  // one rank, or eval mode: rows of logits
-    *waits = false;
     if (outputs.value().raw() != layer->handed_on())
       refuse("hybrid: the model goes on behind ", layer->path(),
              ", its last Linear, which is cut over ranks: choose all-reduce");

@@ -21,6 +21,7 @@
 #include <memory>
 #include <string>
 
+#include "core/spec.h"
 #include "dist/collectives/communicator.h"
 #include "layers/train/task.h"
 
@@ -35,6 +36,7 @@ class SlicedClassifier {
   // classes that a step trains.
   explicit SlicedClassifier(std::unique_ptr<Communicator> on_host, double sample = 1);
 
+  static std::vector<SpecField> fields(double& sample) { return {number_field("sample", sample, above_zero, 1)}; }
   // "hybrid:sample=0.1" → its sample; throws UsageError.
   static double parse(const std::string& name);
   std::string name() const;  // the name that parse() accepts
@@ -51,8 +53,7 @@ class SlicedClassifier {
   std::shared_ptr<Communicator> on_host_;
   const double sample_;
   bool prepared_ = false;
-  std::shared_ptr<SlicedLinear> layer_;                          // null: no layer is divided
-  std::shared_ptr<bool> waits_ = std::make_shared<bool>(false);  // the layer has run, and its loss was not computed yet
+  std::shared_ptr<SlicedLinear> layer_;  // null: no layer is divided
 };
 
 }  // namespace tandem

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "core/elementwise.h"
-#include "core/spec.h"
 #include "dist/strategies/averages.h"
 #include "dist/strategies/replicas.h"
 
@@ -155,29 +154,36 @@ std::int64_t Interval::at(double rate, std::int64_t step, const RunPlan& plan) c
   return std::max(steps, root * root < most ? std::int64_t(root * root) : std::int64_t(most));
 }
 
-bool RoundSteps::is_one(const std::string& name) { return kinds.count(name) > 0; }
+std::vector<std::string> RoundSteps::names() {
+  std::vector<std::string> all;
+  for (const auto& [name, kind] : kinds) all.push_back(name);
+  return all;
+}
+
+std::vector<SpecField> RoundSteps::fields() {
+  auto interval = [this](const std::string& value) {
+    const auto read = Interval::parse(value, every.steps);
+    every = read.value_or(every);
+    return read.has_value();
+  };
+  std::vector<SpecField> all{bare({"H", "STEPS, from 1, or qsr:ALPHA:STEPS", interval, every.name()})};
+  if (kind != Kind::outer) return all;
+  all.push_back(number_field("momentum", momentum, 0, 0.999999));
+  all.push_back(number_field("lr", learning_rate, 1e-6, 10));
+  all.push_back(number_field("stream", stream, 1, 1e6));
+  all.push_back(number_field("overlap", overlap, 0, 1e9));
+  if (overlap < 0) all.back().value = "until the next turn";
+  return all;
+}
 
 std::optional<RoundSteps> RoundSteps::parse(const std::string& text, const RoundSteps& outer) {
   const auto known = kinds.find(spec_name(text));
   if (known == kinds.end()) return {};
   RoundSteps how = known->second == Kind::outer ? outer : RoundSteps{.kind = known->second};
-  const bool late = how.kind == Kind::cocod || how.kind == Kind::elastic;
-  how.overlap = late ? until_next_turn : 0;
-  std::int64_t overlap = until_next_turn;  // if it is not given
-  auto interval = [&](const std::string& value) {
-    const auto every = Interval::parse(value, how.every.steps);
-    if (every) how.every = *every;
-    return every.has_value();
-  };
-  std::vector<SpecField> fields{bare({"H", "STEPS, from 1, or qsr:ALPHA:STEPS", interval})};
-  if (how.kind == Kind::outer) {
-    fields.push_back(number_field("momentum", how.momentum, 0, 0.999999));
-    fields.push_back(number_field("lr", how.learning_rate, 1e-6, 10));
-    fields.push_back(number_field("stream", how.stream, 1, 1e6));
-    fields.push_back(number_field("overlap", overlap, 0, 1e9));
-  }
-  read_spec(text, fields);
-  if (how.kind == Kind::outer) how.overlap = overlap < 0 && how.stream == 1 ? 0 : overlap;
+  const bool local = how.kind == Kind::local || how.kind == Kind::post_local;
+  how.overlap = local ? 0 : until_next_turn;
+  read_spec(text, how.fields());
+  if (how.kind == Kind::outer && how.stream == 1 && how.overlap < 0) how.overlap = 0;
   const std::int64_t turn = how.every.steps / how.stream;
   if (turn < 1) refuse(text, ": ", how.stream, " fragments need at least as many steps in H, not ", how.every.steps);
   if (how.overlap > turn)

@@ -25,7 +25,9 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
+#include "core/spec.h"
 #include "dist/strategies/rounds.h"
 
 namespace tandem {
@@ -60,8 +62,9 @@ struct RoundSteps {
   static std::optional<RoundSteps> parse(const std::string& text) {
     return parse(text, {.kind = Kind::outer, .every = {.steps = 100}});
   }
-  static bool is_one(const std::string& name);  // "local-sgd"
-  std::string name() const;                     // "local-sgd:8"
+  std::string name() const;                 // "local-sgd:8"
+  std::vector<SpecField> fields();          // its options, which must not outlive it
+  static std::vector<std::string> names();  // "local-sgd", …
 };
 
 std::unique_ptr<Strategy> rounds(std::unique_ptr<Communicator> communicator, const RoundSteps& how,

@@ -1,9 +1,9 @@
 // A worker of the parameter server: one rank, or a machine with all its ranks. The ranks of a machine train shares of
 // one batch and sum their gradients on the machine. Each rank then has a part of the sum: its piece of the replicated
 // parameters, and its slices of the layers that are divided over the machine's ranks. It pushes its part to the servers
-// of its lane, which are the ranks with its place on the other machines, and receives the part's new weights from them.
-// So a gradient crosses the network once per machine and not once per rank, and all ranks of a machine share this work
-// (after the patent CN108460457A; the division into pieces is ours).
+// of its lane, which are the ranks with its place on the other machines, and receives the part's new weights from them
+// (served_vectors.h). So a gradient crosses the network once per machine and not once per rank, and all ranks of a
+// machine share this work (after the patent CN108460457A; the division into pieces is ours).
 //
 // Threads: the training thread. All ranks of a machine call the same functions in the same order. Each call waits for
 // all of them, unless stated otherwise. Throws CommunicationError if one of them is lost: a machine leaves the job as a
@@ -17,8 +17,6 @@
 #include <vector>
 
 #include "dist/collectives/communicator.h"
-#include "dist/strategies/on_host.h"
-#include "layers/optim/optimizer.h"
 #include "layers/train/strategy.h"
 
 namespace tandem {
@@ -28,15 +26,13 @@ class MachineShare {
   // on_host: the ranks of this machine. ranks: their numbers in the job. job_size: the number of the job's ranks.
   MachineShare(std::unique_ptr<Communicator> on_host, std::vector<int> ranks, int job_size);
 
+  Communicator& on_host() { return *on_host_; }
   int size() const { return on_host_->size(); }
   int place() const { return on_host_->rank(); }  // of this rank on the machine
   bool leads() const { return place() == 0; }     // leases the machine's batches
   int rank() const { return ranks_[std::size_t(place())]; }
   int job_size() const { return job_size_; }
   bool holds(int rank) const { return std::find(ranks_.begin(), ranks_.end(), rank) != ranks_.end(); }
-  // Memory that the machine's ranks share, if they share memory; null: any memory can be used.
-  std::shared_ptr<void> allocate(std::size_t bytes) { return on_host_->allocate(bytes); }
-  void broadcast(Buffer data) { on_host_->broadcast(data, 0).wait(); }         // from the leader
   std::array<std::int64_t, 2> of_leader(std::array<std::int64_t, 2> numbers);  // returns the leader's
   // The texts of this machine's ranks.
   std::vector<std::string> gather(const std::string& mine);
@@ -45,35 +41,18 @@ class MachineShare {
   using Gather = std::function<std::vector<std::string>(const std::string& mine)>;
   std::vector<std::string> gather(const std::string& mine, const Gather& among_leaders);
 
-  // Call it first. Copies the leader's replicated values to all ranks, and determines the ranges of this rank's part.
-  void begin(FlatParameters& flat);
-  std::int64_t part_numel() const;
-  // Copies the elements of the part, one range after the other, to `memory`. Does not wait, like the next two.
-  Buffer pack(Buffer vector, std::vector<std::byte>& memory) const;
-  Buffer room(Buffer vector, std::vector<std::byte>& memory) const;        // uninitialized memory for the part
-  std::vector<float> pack_scales(const std::vector<float>& scales) const;  // for each 64 elements
-  // Copies the part to its ranges of `vector`, and the other ranks' parts of the replicated ranges to theirs.
-  void unpack(const std::vector<std::byte>& part, Buffer vector);
-
-  // Sums over a machine in one step.
+  // Numbers of one step, and their sums over a machine.
   struct Step {
     double not_finite = 0, stops = 0, samples = 0;
     double next_lease = 0;  // the leader's next lease plus 1; 0: not known yet
     MetricSums sums = {};
   };
-  // After backward: sums `step` and the gradients over the machine. This rank's part of the gradients is converted to
-  // the pushed form (clipped by the norm of the whole, with weight decay); the other parts are undefined. False: a
-  // value was not finite on some rank.
-  bool combine(Step& step, OnHost& gradients, FlatParameters& flat, Optimizer& optimizer);
+  void sum(Step& step);
 
  private:
-  Buffer replicated(Buffer vector) const { return {vector.data, cuts_.back(), vector.dtype}; }
-
   std::unique_ptr<Communicator> on_host_;
   std::vector<int> ranks_;
   int job_size_;
-  Cuts cuts_;                  // of the replicated range, which begins at 0
-  std::vector<Range> ranges_;  // this rank's part: a piece of the replicated range, and the slices
 };
 
 }  // namespace tandem

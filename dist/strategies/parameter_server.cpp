@@ -10,16 +10,14 @@
 #include "core/elementwise.h"
 #include "core/machine.h"
 #include "core/trace/trace.h"
+#include "dist/server/asynchrony.h"
 #include "dist/server/leased_batches.h"
 #include "dist/server/rules.h"
-#include "dist/server/server_checks.h"
 #include "dist/server/server_layout.h"
-#include "dist/strategies/early_push.h"
 #include "dist/strategies/hybrid.h"
 #include "dist/strategies/replicas.h"
 #include "dist/strategies/served_vectors.h"
 #include "dist/strategies/worker_leases.h"
-#include "dist/strategies/worker_round.h"
 
 namespace tandem {
 namespace {
@@ -30,10 +28,9 @@ class ParameterServer : public Strategy {
                   std::unique_ptr<MachineShare> machine = {})
       : options_(options), server_node_(std::move(channel), options.deadline, options.notify, options.patience) {
     check_servers(options.servers, server_node_.size());
-    if (options_.round) round_.emplace(*options_.round);
     std::string name = (options_.classifier ? options_.classifier->name() + "+"
                         : machine           ? "machines+"
-                        : round_            ? round_->how().name() + "+"
+                        : round()           ? round()->name() + "+"
                                             : "") +
                        options_.how.text();
     if (options_.servers) name += ", " + std::to_string(options_.servers) + " of them serve";
@@ -80,7 +77,7 @@ class ParameterServer : public Strategy {
   std::int64_t steps(std::int64_t known) const override {
     if (!leased_) return known;
     // `known` includes the steps of a round that is not pushed yet
-    return round_ ? std::max(known, leases_.steps(known)) : leases_.steps(known);
+    return round() ? std::max(known, leases_.steps(known)) : leases_.steps(known);
   }
   // Rank 0 reports the training of all ranks since its last report, and the time that it took.
   EpochEnd end_epoch(const EpochEnd& mine) override {
@@ -116,7 +113,6 @@ class ParameterServer : public Strategy {
   void begin(FlatParameters& flat, Optimizer& optimizer) override {
     flat_ = &flat;
     if (options_.classifier) options_.classifier->begin();
-    use(optimizer);
     begun_ = over_ = false;
     reported_ = Clock::now();
     std::ostringstream layout;
@@ -129,21 +125,21 @@ class ParameterServer : public Strategy {
       refuse("--servers ", options_.servers,
              ": in a loop of one's own every rank trains its share, and none only serves: leave it out, "
              "or train by fit()");
-    vectors_.bind(flat);
-    early_.emplace(flat, optimizer, server_node_, leased_ && machine_.size() == 1 && !round_);
+    vectors_.bind(flat, optimizer, leased_ && !round());
+    use(optimizer);
     flat.on_gradient([this](const ParameterRange& parameter) {
       if (leased_) leased_->look_ahead();
-      early_->ready(parameter);
+      vectors_.ready(parameter);
     });
     if (leased_ || size() == 1) return;  // the first pull receives rank 0's weights
     vectors_.broadcast_first();
   }
   void use(Optimizer& optimizer) {
     optimizer_ = &optimizer;
-    if (round_) {
-      if (!leased_) refuse(name(), ": a round's batches are leased: train by fit(), or choose ", round_->how().name());
+    if (round()) {
+      if (!leased_) refuse(name(), ": a round's batches are leased: train by fit(), or choose ", round()->name());
       optimizer.gradients_are_shares_of(1);
-      return round_->begin(*flat_);
+      return vectors_.begin_rounds();
     }
     if (const double clip = make_rule(options_.how.rule)->clip(); clip > 0) {
       if (optimizer.clip_norm > 0 && optimizer.clip_norm != clip)
@@ -161,11 +157,11 @@ class ParameterServer : public Strategy {
 
   // ---- batches and steps --------------------------------------------------------------------------------------------
   void start_at(std::int64_t lease) {
-    told_ = {};
+    sent_sums_ = {};
     if (begun_) return;
     std::int64_t end = plan_.epochs * leased_->leases_per_epoch();
     if (plan_.stop_after > 0) end = std::min(end, std::max(lease, plan_.stop_after * leases_per_step()));
-    begin_exchange(leases_.begin(lease, end, round_ ? round_->how().every.steps : 1, leased_->leases_per_epoch()));
+    begin_exchange(leases_.begin(lease, end, round() ? round()->every.steps : 1, leased_->leases_per_epoch()));
   }
   // Returns the next lease, or nothing when the run is over. Then this rank has the final weights.
   std::optional<std::int64_t> draw() {
@@ -184,26 +180,21 @@ class ParameterServer : public Strategy {
     learning_rate_ = optimizer_->learning_rate();
     if (!leased_ && !begun_) begin_exchange(WorkerLeases::endless());
     if (leased_) leased_->look_ahead();
-    if (round_) return;
+    if (round()) return;
     MachineShare::Step step = trained();
-    const bool finite = machine_.size() > 1 ? combine(step, loss) : early_->finish(loss);
+    const bool finite = combine(step, loss);
     if (!goes_on(finite)) return;
     if (!leased_ && !server_node_.lease()) fail("the other ranks have ended");
-    keep_pace();
     push_and_pull(step, finite);
-    begin_step();
+    vectors_.step_begins(true);
   }
   void update(Optimizer& optimizer) override {
-    if (round_) optimizer.update(&loss_);
+    if (round()) optimizer.update(&loss_);
   }
   void finish(Optimizer& optimizer) override {
-    if (!round_ || !goes_on(optimizer.read_state().not_finite == 0)) return;
-    keep_pace();
-    if (leased_->lease_ends()) {
-      push_and_pull(trained(), round_->finish(*flat_));
-      round_->starts(*flat_);
-    }
-    begin_step();
+    if (!round() || !goes_on(optimizer.read_state().not_finite == 0)) return;
+    if (leased_->lease_ends()) push_and_pull(trained(), vectors_.finish_round());
+    vectors_.step_begins(true);
   }
 
   // The samples and metric sums of this worker since its last push.
@@ -211,8 +202,8 @@ class ParameterServer : public Strategy {
     MachineShare::Step step{.samples = double(leased_ ? leased_->take_samples() : 0)};
     if (plan_.running_sums) {
       const MetricSums now = plan_.running_sums();
-      step.sums = {now.loss - told_.loss, now.correct - told_.correct, now.samples - told_.samples};
-      told_ = now;
+      step.sums = {now.loss - sent_sums_.loss, now.correct - sent_sums_.correct, now.samples - sent_sums_.samples};
+      sent_sums_ = now;
     }
     return step;
   }
@@ -220,13 +211,9 @@ class ParameterServer : public Strategy {
   bool goes_on(bool finite) {
     in_a_row_ = finite ? 0 : in_a_row_ + 1;
     if (finite) return true;
-    if (in_a_row_ >= longest_row || optimizer_->if_not_finite == IfNotFinite::fail) return false;
+    if (in_a_row_ >= most_in_a_row || optimizer_->if_not_finite == IfNotFinite::fail) return false;
     if (optimizer_->if_not_finite == IfNotFinite::wait) optimizer_->clear_not_finite();
     return true;
-  }
-  void keep_pace() {
-    options_.stragglers.keep(rank(), paced_++, step_began_,
-                             [&] { return server_node_.stopped() || (plan_.asked_to_stop && plan_.asked_to_stop()); });
   }
   void push_and_pull(const MachineShare::Step& step, bool finite) {
     const std::int64_t samples = finite ? std::max<std::int64_t>(1, std::int64_t(step.samples)) : 0;
@@ -246,7 +233,7 @@ class ParameterServer : public Strategy {
     if (machine_.size() == 1) vectors_.velocity(velocity());  // otherwise end_epoch() did, on all ranks of the machine
   }
   void saved(StrategyState& state) override {
-    if (round_ && round_->momentum().defined()) state.vector("momentum", round_->momentum());
+    if (vectors_.momentum().defined()) state.vector("momentum", vectors_.momentum());
   }
   Measures end() override {
     if (begun_ && !over_) {
@@ -255,27 +242,27 @@ class ParameterServer : public Strategy {
       end_run();
     }
     if (flat_) std::exchange(flat_, nullptr)->on_gradient(nullptr);
-    early_.reset();
     return server_node_.counts().measures();
   }
 
  private:
-  static constexpr int longest_row = 20;  // non-finite gradients in a row: then the run has diverged
+  static constexpr int most_in_a_row = 20;  // non-finite gradients in a row: then the run has diverged
 
   // This rank's tensor for the velocity: the optimizer's, or with rounds that for the servers' m. Undefined: none.
   Tensor velocity() {
-    if (round_) return round_->momentum();
+    if (round()) return vectors_.momentum();
     for (auto& [name, vector] : optimizer_->vectors())
       if (name == "velocity") return vector;
     return {};
   }
 
+  const std::optional<RoundSteps>& round() const { return options_.round; }  // several steps per push
+
   // Combines the gradients and counts of a machine's ranks.
   bool combine(MachineShare::Step& step, const Tensor& loss) {
-    step.not_finite = std::isfinite(loss.item()) ? 0 : 1;
     step.stops = leases_.follows() && (stop_requested_ || (plan_.asked_to_stop && plan_.asked_to_stop()));
     if (leased_) leases_.announce(step);
-    const bool finite = vectors_.combine(step, *optimizer_);
+    const bool finite = vectors_.combine(step, loss);
     if (step.stops > 0) stop_requested_ = true;
     leases_.receive(step);
     if (leased_) leased_->look_ahead();
@@ -285,29 +272,24 @@ class ParameterServer : public Strategy {
   void begin_exchange(WorkLeases leases) {
     ServerOptions o{.how = options_.how,
                     .servers = options_.servers,
-                    .momentum = round_ ? round_->how().momentum : momentum_,
+                    .momentum = round() ? round()->momentum : momentum_,
                     .wire = options_.wire,
                     .snapshots = options_.snapshots,
                     .memory = available_memory() / std::uint64_t(std::max(1, local_size_from_environment()))};
     if (own_part_) o.data_of = [parts = own_part_->parts(0)](int worker) { return "its " + parts.described(worker); };
-    if (round_) {
-      o.learning_rate = [rate = round_->how().learning_rate](std::int64_t) { return rate; };
+    if (round()) {
+      o.learning_rate = [rate = round()->learning_rate](std::int64_t) { return rate; };
     } else if (leased_ && plan_.learning_rate) {
       o.learning_rate = leases_.of_pushes(plan_.learning_rate);
     } else {
       o.learning_rate = [this](std::int64_t) { return learning_rate_.load(); };
     }
     // A user's own loop does not report whether it resumes: its velocity is always used. It is zero in a new run.
-    vectors_.begin(std::move(o), std::move(leases), round_ ? std::vector<float>() : learning_rate_scales(*flat_),
+    vectors_.begin(std::move(o), std::move(leases), round() ? std::vector<float>() : learning_rate_scales(*flat_),
                    plan_.resumed || !leased_ ? velocity() : Tensor());
     begun_ = true;
     if (trains()) vectors_.pull();
-    if (round_) round_->starts(*flat_);
-    begin_step();
-  }
-  void begin_step() {
-    early_->step_begins(begun_);
-    step_began_ = Clock::now();
+    vectors_.step_begins(true);
   }
   void end_run() {
     vectors_.finish(trains());
@@ -326,27 +308,20 @@ class ParameterServer : public Strategy {
   Trace* trace_ = nullptr;
   double momentum_ = 0;
   std::atomic<double> learning_rate_ = 0;  // of a user's own loop
-  std::optional<EarlyPush> early_;
-  std::optional<WorkerRound> round_;  // several steps per push
   int in_a_row_ = 0;
   bool begun_ = false, over_ = false;
-  MetricSums told_;
-  std::uint32_t paced_ = 0;
-  Clock::time_point step_began_, reported_;
+  MetricSums sent_sums_;
+  Clock::time_point reported_;
 };
 
 }  // namespace
 
-std::unique_ptr<Strategy> parameter_server(std::unique_ptr<Channel> channel, const ParameterServerOptions& options) {
-  return std::make_unique<ParameterServer>(std::move(channel), options);
-}
-std::unique_ptr<Strategy> parameter_server_of_machines(std::unique_ptr<MachineShare> machine,
-                                                       std::unique_ptr<Channel> lane,
-                                                       const ParameterServerOptions& options) {
-  if (options.servers)
+std::unique_ptr<Strategy> parameter_server(std::unique_ptr<Channel> channel, const ParameterServerOptions& options,
+                                           std::unique_ptr<MachineShare> machine) {
+  if (machine && options.servers)
     refuse(options.classifier ? "hybrid+" : "machines+", options.how.text(),
            ": with a machine as one worker all ranks serve: leave out --servers");
-  return std::make_unique<ParameterServer>(std::move(lane), options, std::move(machine));
+  return std::make_unique<ParameterServer>(std::move(channel), options, std::move(machine));
 }
 
 }  // namespace tandem

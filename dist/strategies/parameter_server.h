@@ -7,8 +7,14 @@
 // worker does clipping and weight decay. A push is the gradient of a whole --batch and one step, at the learning rate
 // that was chosen for that batch. With bsp it is the gradient of a worker's share of the batch, as with all_reduce.h.
 //
-// With `round` a worker makes several local steps, and pushes the change of a round: an asynchronous outer optimizer
-// (worker_round.h).
+// With `round` it is an asynchronous outer optimizer (Liu et al. 2024, arXiv 2401.09135). From the weights θ that the
+// servers sent, a worker makes H local steps with any optimizer, whose state stays on the worker. It pushes
+//
+//   Δ = θ − x
+//
+// as a gradient for the servers' update rule (delayed-nesterov; γ is its learning rate, β its momentum), and continues
+// from the weights in the answer. No worker waits, or under quorum:K it waits only for K workers and the grace time. A
+// slower worker makes fewer steps per round: H_w = ⌊v_w/v_max·H⌋ (coordinator.h).
 #pragma once
 #include <memory>
 #include <optional>
@@ -16,13 +22,12 @@
 #include "dist/collectives/communicator.h"
 #include "dist/server/channel.h"
 #include "dist/server/server.h"
-#include "dist/server/straggler_emulation.h"
 #include "dist/strategies/local_steps.h"
+#include "dist/strategies/machine_share.h"
 #include "layers/train/strategy.h"
 
 namespace tandem {
 
-class MachineShare;
 class SlicedClassifier;
 
 struct ParameterServerOptions {
@@ -32,19 +37,14 @@ struct ParameterServerOptions {
   DType wire = DType::f32;               // or bf16
   double deadline = 300, patience = 30;  // server.h
   double snapshots = 10;                 // seconds between two snapshots; 0: none
-  StragglerEmulation stragglers = {};
   std::shared_ptr<SlicedClassifier> classifier = nullptr;  // of a machine: divided over its ranks (hybrid.h)
   ServerNode::Notify notify = {};                          // server.h
 };
 
-// Throws UsageError from begin() for an optimizer that no server implements, and CommunicationError after rank 0 is
-// lost.
-std::unique_ptr<Strategy> parameter_server(std::unique_ptr<Channel> channel,
-                                           const ParameterServerOptions& options = {});
-// With a machine as one worker (machine_share.h). lane: connects the ranks with this one's place on their machines.
-// Option `servers` is refused.
-std::unique_ptr<Strategy> parameter_server_of_machines(std::unique_ptr<MachineShare> machine,
-                                                       std::unique_ptr<Channel> lane,
-                                                       const ParameterServerOptions& options = {});
+// machine: with a machine as one worker (machine_share.h); then the channel connects the ranks with this one's place on
+// their machines, and option `servers` is refused. Throws UsageError from begin() for an optimizer that no server
+// implements, and CommunicationError after rank 0 is lost.
+std::unique_ptr<Strategy> parameter_server(std::unique_ptr<Channel> channel, const ParameterServerOptions& options = {},
+                                           std::unique_ptr<MachineShare> machine = {});
 
 }  // namespace tandem

@@ -12,7 +12,6 @@
 #include "core/spec.h"
 #include "dist/job/job.h"
 #include "dist/server/asynchrony.h"
-#include "dist/server/server_checks.h"
 #include "dist/strategies/all_reduce.h"
 #include "dist/strategies/daso.h"
 #include "dist/strategies/federated.h"
@@ -74,7 +73,6 @@ Make make_all_reduce(const Asked& a) {
   if (o.top_k == 0 && o.power_sgd == 0 && !a.wire.empty() && a.wire != "f32" && a.wire != "bf16")
     refuse("wire=", a.wire, ": choose f32, bf16, topk:SHARE, with a share of the gradients above 0 and up to 1, ",
            "or powersgd:RANK, with a rank from 1");
-  if (!a.around.empty()) SlicedClassifier::parse(a.outer);
   return [a, o]() mutable {
     Job job;
     if (!a.around.empty()) o.classifier = classifier(job, a);
@@ -97,7 +95,6 @@ Make make_daso(const Asked& a) {
   const auto how = DasoOptions::parse(a.spec.text());
   if (!a.wire.empty())
     refuse("wire=", a.wire, ": DASO's option bf16 says what its exchanges between hosts are made in: leave it out");
-  if (!a.around.empty()) SlicedClassifier::parse(a.outer);
   return [a, how] {
     Job job;
     const auto sliced = classifier(job, a);
@@ -138,7 +135,6 @@ Make make_server(const Asked& a) {
   if (!(o.snapshots >= 0 && o.snapshots < 1e6))
     refuse("snapshots=", a.snapshots, ": expected the seconds between two snapshots, or 0 for none");
   o.notify = [](const std::string& what) { std::fprintf(stderr, "note: %s\n", what.c_str()); };
-  o.stragglers = StragglerEmulation::parse(a.pace, a.slow, a.ranks);
   if (a.around == "outer") {
     const bool quorum = o.how.kind == Asynchrony::Kind::quorum;
     if (!quorum && o.how.kind != Asynchrony::Kind::asp)
@@ -157,59 +153,48 @@ Make make_server(const Asked& a) {
   if (!o.how.takes_each() && o.how.kind != Asynchrony::Kind::bsp)
     refuse(a.text,
            ": each rank of a machine would choose the pushes of a step by itself: choose an update rule alone, or bsp");
-  if (process_environment()("TANDEM_INCARNATION"))
+  if (!process_environment()("TANDEM_INCARNATION").empty())
     refuse("--restart: under ", a.text,
            " a machine leaves as a whole, and its ranks cannot come back one at a time: leave it out");
-  if (a.around == "hybrid")
-    SlicedClassifier::parse(a.outer);
-  else
-    read_spec(a.outer, {});
   return [o, a]() mutable {
     Job job({.goes_on = true});
     if (a.around == "hybrid") o.classifier = classifier(job, a);
     auto machine = std::make_unique<MachineShare>(job.on_host(), job.ranks_on(job.host(job.rank())), job.size());
-    return parameter_server_of_machines(std::move(machine), job.channel(job.lane()), o);
+    return parameter_server(job.channel(job.lane()), o, std::move(machine));
   };
 }
 
 // ---- the table ------------------------------------------------------------------------------------------------------
 struct Row {
-  std::string form;  // as listed in an error
-  std::function<bool(const std::string& name)> is;
-  std::string inside;  // what may contain it
+  std::string name, options;  // options: described() in dist/server/rules.h
+  std::string inside;         // what may contain it
   // Checks all options before the rendezvous; throws UsageError. Returns a function that makes the strategy.
   std::function<Make(const Asked&)> make;
 };
-auto called(const std::string& name) {
-  return [name](const std::string& n) { return n == name; };
-}
-std::vector<Row> table(const std::vector<NamedStrategy>& own) {
+
+std::vector<Row> table() {
+  const auto described_of = [](auto options) { return described(options.fields()); };
+  double sample = 1;
   std::vector<Row> rows{
-      {"all-reduce or all-reduce:wire=bf16", called("all-reduce"), "hybrid", make_all_reduce},
-      {"hybrid or hybrid:sample=SHARE, alone or before +all-reduce, +daso or +RULE", called("hybrid"), "", {}},
-      {"local-sgd:STEPS, post-local-sgd:STEPS, cocod-sgd:STEPS, easgd:STEPS, or "
-       "outer:H=STEPS,momentum=NUMBER,lr=NUMBER,stream=FRAGMENTS,overlap=STEPS",
-       RoundSteps::is_one, "", make_rounds},
-      {"with --partition fedavg, fedprox, scaffold or fednova with epochs=EPOCHS,sample=SHARE,server=OPTIMIZER",
-       [](const std::string& name) { return Federated::parse(name).has_value(); }, "", make_federated},
-      {Asynchrony::forms() + ", or one of these behind machines+ or outer:H=STEPS+", Asynchrony::is_one,
-       "hybrid machines outer", make_server},
-      {"daso, daso:faithful or daso:B=4,W=1,warm-up=4,cool-down=4", called("daso"), "hybrid", make_daso}};
-  for (const NamedStrategy& s : own)
-    rows.push_back({s.form, [s](const std::string& name) { return s.parse(name) != nullptr; }, "",
-                    [s](const Asked& a) { return s.parse(a.spec.text()); }});
+      {"all-reduce", "`wire`: f32, bf16, topk:SHARE or powersgd:RANK (f32)", "hybrid", make_all_reduce},
+      {"hybrid", described(SlicedClassifier::fields(sample)), "", {}},
+      {"daso", described_of(DasoOptions()), "hybrid", make_daso}};
+  for (const std::string& name : RoundSteps::names())
+    rows.push_back({name, described_of(*RoundSteps::parse(name)), "", make_rounds});
+  for (const std::string& name : Asynchrony::names())
+    rows.push_back({name, Asynchrony::options(name), "hybrid machines outer", make_server});
+  for (const std::string& name : Federated::names())
+    rows.push_back({name, described_of(*Federated::parse(name)), "", make_federated});
   return rows;
 }
 
 }  // namespace
 
-// Emulates ranks with longer steps. The workers of a parameter server do this themselves, since they also wait for
-// their next batch.
-static void emulate(Strategy& strategy, const StragglerEmulation& stragglers) {
+void emulate(Strategy& strategy, const StragglerEmulation& stragglers) {
   if (stragglers.mean <= 0) return;
   strategy.emulation = [stragglers, &strategy, step = std::uint32_t(0), began = Clock::now()](bool computed) mutable {
     if (computed)
-      stragglers.keep(strategy.rank(), step++, began, [] { return false; });
+      stragglers.keep(strategy.rank(), step++, began);
     else
       began = Clock::now();
   };
@@ -227,18 +212,36 @@ std::string with_option(const std::string& strategy, const std::string& key, con
   return spec.text();
 }
 
+std::string strategy_table() {
+  std::string text = "| strategy | options, with their defaults |\n|---|---|\n";
+  for (const Row& r : table()) text += "| `" + r.name + "` | " + r.options + " |\n";
+  for (const auto& [name, options] : {std::pair{"hybrid+…", "before all-reduce, daso, an update rule, ssp or bsp"},
+                                      {"machines+…", "before an update rule, ssp or bsp"},
+                                      {"outer:H=STEPS,…+…",
+                                       "before an update rule or quorum: `momentum` (0.3), `lr` (1/workers; before "
+                                       "delayed-nesterov or quorum 0.7), `H` (20)"},
+                                      {"of the parameter server", "`servers`, `snapshots` and `wire` (f32 or bf16)"},
+                                      {"all", "`pace` and `slow`, as the options of tandem-run"}})
+    text += std::string("| ") + name + " | " + options + " |\n";
+  return text;
+}
+
 std::unique_ptr<Strategy> strategy_from_environment(const std::vector<NamedStrategy>& own) {
-  const char* given = process_environment()("TANDEM_STRATEGY");
   const int ranks = place_in(process_environment()).size;
-  const Asked a(given ? given : "", ranks);
-  const auto rows = table(own);
-  const auto row = std::find_if(rows.begin(), rows.end(), [&](const Row& r) { return r.is(a.spec.name); });
-  if (row == rows.end()) {
-    std::string forms;
-    for (const Row& r : rows) forms += (forms.empty() ? "" : "; ") + r.form;
-    refuse("--strategy ", a.text, ": choose ", forms);
+  const Asked a(process_environment()("TANDEM_STRATEGY"), ranks);
+  Row row;
+  for (const Row& r : table())
+    if (r.name == a.spec.name) row = r;
+  for (const NamedStrategy& s : own)
+    if (!row.make && s.parse(a.spec.name)) row.make = [s](const Asked& asked) { return s.parse(asked.spec.text()); };
+  if (!row.make) {
+    std::string names;
+    for (const Row& r : table()) names += r.name + ", ";
+    for (const NamedStrategy& s : own) names += s.form + ", ";
+    refuse("--strategy ", a.text, ": choose ", names,
+           "or one that contains another (tandem-run --strategies lists all with their options)");
   }
-  if (!a.around.empty() && row->inside.find(a.around) == std::string::npos)
+  if (!a.around.empty() && row.inside.find(a.around) == std::string::npos)
     refuse("--strategy ", a.text, ": the ", a.around, " cannot be joined with '", a.spec.text(), "'",
            a.around == "hybrid" ? ": choose hybrid+all-reduce, hybrid+daso, or hybrid+ before an update rule of the "
                                   "parameter server, as in hybrid+ddc-asgd"
@@ -247,12 +250,14 @@ std::unique_ptr<Strategy> strategy_from_environment(const std::vector<NamedStrat
     if (!value->empty() && !a.served())
       refuse(key, *value, ": is for a parameter server; choose a strategy that has it, such as --strategy ddc-asgd");
   // Errors are reported before the rendezvous, also with one rank
-  const Make make = row->make(a);
+  if (a.around == "hybrid") SlicedClassifier::parse(a.outer);
+  if (a.around == "machines") read_spec(a.outer, {});
+  const Make make = row.make(a);
   const auto stragglers = StragglerEmulation::parse(a.pace, a.slow, ranks);
   if (ranks == 1 && a.text != "" && a.text != "all-reduce")
     std::fprintf(stderr, "note: --strategy %s is without effect: one process trains alone\n", a.text.c_str());
   std::unique_ptr<Strategy> strategy = ranks == 1 ? std::make_unique<Strategy>() : make();
-  if (!a.served()) emulate(*strategy, stragglers);
+  emulate(*strategy, stragglers);
   return strategy;
 }
 

@@ -3,11 +3,17 @@
 #pragma once
 #include <string>
 
+#include "dist/server/straggler_emulation.h"
+#include "layers/train/strategy.h"
+
 namespace tandem {
 
 // Whether a job with this strategy continues when a rank other than 0 is lost.
 bool goes_on_without_lost_ranks(const std::string& text);
 bool ranks_return(const std::string& text);  // lost ranks may rejoin one by one
+// Makes the steps of this rank take longer (straggler_emulation.h), under any strategy.
+void emulate(Strategy& strategy, const StragglerEmulation& stragglers);
+std::string strategy_table();  // all names with their options, in Markdown
 // The text with one more option for each of the values, which have ',' between them.
 std::string with_option(const std::string& strategy, const std::string& key, const std::string& values);
 

@@ -33,36 +33,6 @@ void Replicas::prepare(Module&, Task&, const PrepareOptions& options) {
            ": it has no statistics over all ranks' pictures: leave it out, or choose all-reduce");
 }
 
-std::optional<std::string> Replicas::not_finite(const StepState& state) const {
-  if (ranks_.synchronous || size() == 1) return Strategy::not_finite(state);
-  if (not_finite_ < 0) return {};
-  return state.not_finite == 1 ? "" : communicator_->where(not_finite_);
-}
-
-void Replicas::write_flags(const Optimizer& optimizer) {
-  step_flags_[0] = optimizer.read_state().not_finite == 1 ? float(size() - rank()) : 0;
-  step_flags_[1] = stop_requested_ ? 1 : 0;
-}
-void Replicas::read_flags() {
-  if (step_flags_[0] > 0) not_finite_ = size() - int(step_flags_[0]);
-  if (step_flags_[1] > 0) stop_ = true;
-}
-bool Replicas::agree(const Optimizer& optimizer) {
-  write_flags(optimizer);
-  communicator_->all_reduce({step_flags_, 2, DType::f32}, Combine::max).wait();
-  read_flags();
-  return not_finite_ < 0;
-}
-
-void Replicas::take_mean_of_all(FlatParameters& flat) {
-  OnHost values;
-  Buffer x = values.download(flat.values);
-  communicator_->all_reduce(x).wait();
-  values.upload(flat.values);
-  take_mean(flat.values, flat.values, size());
-  flat.count_writes(flat.all());
-}
-
 void Replicas::broadcast(FlatParameters& flat, Communicator& over, Communicator* over_slices) {
   auto first = [](Communicator& from, Tensor part) {
     if (part.numel() > 0) from.broadcast(buffer(part), 0).wait();
@@ -74,18 +44,30 @@ void Replicas::broadcast(FlatParameters& flat, Communicator& over, Communicator*
   flat.count_writes(flat.all());
 }
 
+FlatMemory memory_from(std::function<std::shared_ptr<void>(std::size_t bytes)> allocate) {
+  return [allocate = std::move(allocate)](Backend& backend, std::int64_t numel) {
+    auto block = backend.on_device() ? nullptr : allocate(std::size_t(numel) * sizeof(float));
+    if (!block) return Tensor::zeros(backend, {numel}, DType::f32);
+    void* at = block.get();
+    return Tensor::wrap(backend, at, {numel}, DType::f32, std::move(block));
+  };
+}
+
+std::vector<double> gather_numbers(Communicator& over, const std::vector<double>& mine) {
+  std::vector<double> all(mine.size() * std::size_t(over.size()));
+  std::copy(mine.begin(), mine.end(), all.begin() + std::ptrdiff_t(mine.size()) * over.rank());
+  over.all_gather(buffer(all)).wait();
+  return all;
+}
+
 std::vector<std::string> gather_texts(Communicator& over, const std::string& mine) {
-  const auto n = std::size_t(over.size()), me = std::size_t(over.rank());
-  std::vector<double> lengths(n);
-  lengths[me] = double(mine.size());
-  over.all_gather(buffer(lengths)).wait();
   Cuts cuts{0};
-  for (double length : lengths) cuts.push_back(cuts.back() + std::int64_t(length));
+  for (double length : gather_numbers(over, {double(mine.size())})) cuts.push_back(cuts.back() + std::int64_t(length));
   std::vector<std::uint8_t> text(static_cast<std::size_t>(cuts.back()));
-  std::copy(mine.begin(), mine.end(), text.begin() + cuts[me]);
+  std::copy(mine.begin(), mine.end(), text.begin() + cuts[std::size_t(over.rank())]);
   over.all_gather(buffer(text), cuts).wait();
   std::vector<std::string> all;
-  for (std::size_t r = 0; r < n; r++) all.emplace_back(text.begin() + cuts[r], text.begin() + cuts[r + 1]);
+  for (std::size_t r = 1; r < cuts.size(); r++) all.emplace_back(text.begin() + cuts[r - 1], text.begin() + cuts[r]);
   return all;
 }
 
@@ -129,7 +111,13 @@ Strategy::ClockOffset Replicas::watch(Trace& trace) {
 void Replicas::synchronize(Shared what, FlatParameters& flat, Optimizer&) {
   if (what == Shared::optimizer) return;
   drain();
-  if (what == Shared::averages && size() > 1 && !ranks_.synchronous) take_mean_of_all(flat);
+  if (what == Shared::averages && size() > 1 && !ranks_.synchronous) {
+    OnHost host;
+    communicator_->all_reduce(host.download(flat.values)).wait();
+    host.upload(flat.values);
+    join_mean(flat.values, flat.values, flat.values, size());
+    flat.count_writes(flat.all());
+  }
   if (size() == 1 || flat.buffers.numel() == 0) return;
   // Values that are the same on all ranks are kept, to the bit.
   const std::vector<double> mine = flat.buffers.values();
@@ -175,12 +163,9 @@ bool Replicas::saves_after_failure() {
 }
 
 void Replicas::compare(Communicator& over, std::uint64_t mine, const std::string& what) {
-  std::vector<std::uint8_t> all(std::size_t(over.size()) * sizeof mine);
-  std::memcpy(all.data() + std::size_t(over.rank()) * sizeof mine, &mine, sizeof mine);
-  over.all_gather(buffer(all)).wait();
-  for (int r = 1; r < over.size(); r++)
-    if (std::memcmp(all.data(), all.data() + std::size_t(r) * sizeof mine, sizeof mine) != 0)
-      fail(over.where(0), " and ", over.where(r), " ", what);
+  const auto all = gather_texts(over, std::to_string(mine));
+  for (std::size_t r = 1; r < all.size(); r++)
+    if (all[r] != all[0]) fail(over.where(0), " and ", over.where(int(r)), " ", what);
 }
 
 void Replicas::compare_layouts(const FlatParameters& flat, std::uint64_t kind) {
@@ -199,13 +184,10 @@ void Replicas::compare_layouts(const FlatParameters& flat, std::uint64_t kind) {
     refuse(name(),
            ": each rank makes steps of its own, and the slices of a layer that is cut over ranks must step together: ",
            "choose all-reduce");
-  std::vector<std::int32_t> index(static_cast<std::size_t>(size()));
-  index[std::size_t(rank())] = mine.index;
-  communicator_->all_gather(buffer(index)).wait();
+  const std::vector<double> index = gather_numbers(*communicator_, {double(mine.index)});
   for (int i = 0; i < mine.count; i++)
-    if (std::count(index.begin(), index.end(), i) * mine.count != size())
-      fail("the model is cut into ", mine.count, " slices, and slice ", i, " is on ",
-           std::count(index.begin(), index.end(), i), " of ", size(),
+    if (const auto ranks = std::ranges::count(index, i); ranks * mine.count != size())
+      fail("the model is cut into ", mine.count, " slices, and slice ", i, " is on ", ranks, " of ", size(),
            " ranks: every slice must be on as many ranks as the others");
   slices_ = communicator_->split(int(std::count(index.begin(), index.begin() + rank(), mine.index)), mine.index);
   same_slice_ = communicator_->split(mine.index, rank());

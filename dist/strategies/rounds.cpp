@@ -131,6 +131,13 @@ class Rounds : public Replicas {
     equal_ = turn.waits && turn.fragments == 1;
   }
 
+  // As all ranks know it, if each makes its own steps.
+  std::optional<std::string> not_finite(const StepState& state) const override {
+    if (ranks_.synchronous || size() == 1) return Strategy::not_finite(state);
+    if (not_finite_ < 0) return {};
+    return state.not_finite == 1 ? "" : communicator_->where(not_finite_);
+  }
+
   EpochEnd end_epoch(const EpochEnd& mine) override {
     flush();
     if (groups() > 1 && not_finite_ < 0) compare_parameters(*flat_, steps_);
@@ -187,8 +194,9 @@ class Rounds : public Replicas {
     Tensor sum, sent;  // whole vectors
     Tensor summed;     // of the range: what the ranks sum
     std::vector<Reducer::Pending> pending = {};
-    int group = 0;                         // the local index of the ranks that exchange
-    float flags[2] = {0, 0};               // as Replicas::step_flags_
+    int group = 0;  // the local index of the ranks that exchange
+    // Maxima over all ranks: size() − rank if its step was not finite; 1 if a rank wants to stop
+    float flags[2] = {0, 0};
     bool open = false, under_way = false;  // not merged; not arrived
   };
   int groups() const { return across_->size(); }
@@ -236,8 +244,8 @@ class Rounds : public Replicas {
     if (!turn.waits) e.sent.copy_from(e.x);
     flat_->count_writes(flat_->all());
     f.summed = e.sum;
-    write_flags(*optimizer_);  // waits for the device: the data to sum is complete
-    std::copy_n(step_flags_, 2, f.flags);
+    f.flags[0] = bad() ? float(size() - rank()) : 0;  // waits for the device: the data to sum is complete
+    f.flags[1] = stop_requested_ ? 1 : 0;
     f.pending.clear();
     f.open = f.under_way = true;
     if (!member && f.range.length() == 0) return;
@@ -262,8 +270,8 @@ class Rounds : public Replicas {
     if (!std::exchange(f.under_way, false)) return;
     for (Reducer::Pending p : f.pending) reducer_.waits(), reducer_.wait(p);
     if (host_->size() > 1) in_host_.flags().broadcast({f.flags, 2, DType::f32}, f.group).wait();
-    std::copy_n(f.flags, 2, step_flags_);
-    read_flags();
+    if (f.flags[0] > 0) not_finite_ = size() - int(f.flags[0]);
+    if (f.flags[1] > 0) stop_ = true;
   }
   void drain() override {
     for (Flight& f : flights_) arrive(f);
@@ -318,6 +326,7 @@ class Rounds : public Replicas {
   Optimizer* optimizer_ = nullptr;
   std::array<Flight, 2> flights_;  // an exchange may begin before the last one is merged
   std::size_t flight_ = 0;
+  int not_finite_ = -1;                             // the first rank with such a step, as all ranks know
   int group_ = 0;                                   // whose turn it is
   std::int64_t steps_ = 0, batch_ = 0, last_ = -1;  // of the run, and of the epoch
   std::int64_t bucket_ = 0;                         // bytes of the largest, in f32

@@ -1,27 +1,59 @@
 #include "dist/strategies/served_vectors.h"
 
+#include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <sstream>
 #include <string>
 #include <utility>
 
 #include "core/backend.h"
+#include "core/elementwise.h"
+#include "dist/strategies/averages.h"
+#include "dist/strategies/gradient_buckets.h"
+#include "dist/strategies/replicas.h"
 
 namespace tandem {
 
 FlatMemory ServedVectors::memory() {
-  return [this](Backend& backend, std::int64_t numel) {
-    const std::size_t bytes = std::size_t(numel) * sizeof(float);
-    std::shared_ptr<void> block;
-    if (!backend.on_device()) block = machine_.size() > 1 ? machine_.allocate(bytes) : node_.memory(bytes);
-    if (!block) return Tensor::zeros(backend, {numel}, DType::f32);
-    void* at = block.get();
-    return Tensor::wrap(backend, at, {numel}, DType::f32, std::move(block));
-  };
+  return memory_from([this](std::size_t bytes) {
+    return machine_.size() > 1 ? machine_.on_host().allocate(bytes) : node_.memory(bytes);
+  });
 }
 
-void ServedVectors::bind(FlatParameters& flat) {
+void ServedVectors::bind(FlatParameters& flat, Optimizer& optimizer, bool early) {
   flat_ = &flat;
-  machine_.begin(flat);
+  optimizer_ = &optimizer;
+  const int size = machine_.size(), place = machine_.place();
+  const std::int64_t n = flat.all(OwnerClass::replicated).end, blocks = n / FlatParameters::alignment;
+  const Slice slice = flat.slice();
+  std::ostringstream mine;
+  mine << flat.layout_hash(OwnerClass::replicated) << ' ' << slice.count;
+  for (const std::string& theirs : machine_.gather(mine.str()))
+    require(theirs == mine.str(),
+            "the ranks of a machine do not train the same model: start all with the same program and options");
+  if (slice.count > 1 && (slice.count != size || slice.index != place))
+    fail("slice ", slice.index, " of ", slice.count, " on rank ", place, " of ", size,
+         " of a machine: layers must be cut over the ranks of a machine, in their order");
+  cuts_.clear();
+  ranges_.clear();
+  for (int r = 0; r <= size; r++) cuts_.push_back(blocks * r / size * FlatParameters::alignment);
+  const Range piece{cuts_[std::size_t(place)], cuts_[std::size_t(place) + 1]};
+  for (const Range& r : {piece, flat.all(OwnerClass::slice)})
+    if (r.length() > 0) ranges_.push_back(r);
+  if (ranges_.empty())
+    refuse("the model's ", n, " parameters are too few for ", size, " ranks of a machine: start fewer");
+  final_.reset();
+  if (size > 1) {
+    machine_.on_host().broadcast(replicated(values_.download(flat.values)), 0).wait();
+    values_.upload(flat.values);
+    if (flat.buffers.numel() > 0) machine_.on_host().broadcast(buffers_.download(flat.buffers), 0).wait();
+    buffers_.upload(flat.buffers);
+    flat.count_writes(flat.all());
+  } else if (early && !flat.backend().on_device() && !flat.backend().asynchronous()) {
+    const std::int64_t bytes = std::clamp<std::int64_t>(std::int64_t(flat.gradients.bytes()) / 64, 64 << 10, 1 << 20);
+    final_.emplace(flat, cut(flat.numel(), flat.gradients.dtype(), bytes));
+  }
 }
 
 void ServedVectors::broadcast_first() {
@@ -36,17 +68,78 @@ void ServedVectors::broadcast_first() {
   flat_->count_writes(flat_->all());
 }
 
+void ServedVectors::begin_rounds() {
+  theta_ = Tensor::like(flat_->values);
+  m_ = Tensor::like(flat_->values);
+  m_.fill(0);
+}
+
 void ServedVectors::begin(ServerOptions options, WorkLeases leases, const std::vector<float>& scales, Tensor velocity) {
   OnHost host;
   std::vector<std::byte> velocity_part;
   Buffer v;
-  if (velocity.defined()) v = machine_.pack(host.download(velocity), velocity_part);
-  node_.begin(machine_.pack(values_.download(flat_->values), pulled_), present_buffers(), machine_.pack_scales(scales),
+  if (velocity.defined()) v = packed(host.download(velocity), velocity_part);
+  std::vector<float> scales_part;
+  for (const Range& r : ranges_)
+    if (!scales.empty())
+      scales_part.insert(scales_part.end(), scales.begin() + r.begin / FlatParameters::alignment,
+                         scales.begin() + r.end / FlatParameters::alignment);
+  node_.begin(packed(values_.download(flat_->values), pulled_), present_buffers(), std::move(scales_part),
               std::move(options), std::move(leases), v);
 }
 
+// ---- gradients ------------------------------------------------------------------------------------------------------
+void ServedVectors::step_begins(bool sends) {
+  sends_ = sends && final_ && !optimizer_->needs_whole_gradient() && node_.pushes_parts();
+}
+
+void ServedVectors::ready(const ParameterRange& parameter) {
+  if (!sends_) return;
+  for (std::size_t r : final_->ready(parameter)) push_early((*final_)[r]);
+}
+
+void ServedVectors::push_early(Range range) {
+  optimizer_->measure(range, std::exchange(measured_, true));
+  optimizer_->finish_gradients(range);
+  node_.push_part(buffer(flat_->gradients), range);
+}
+
+bool ServedVectors::combine(MachineShare::Step& step, const Tensor& loss) {
+  Communicator& machine = machine_.on_host();
+  Optimizer& optimizer = *optimizer_;
+  if (machine.size() > 1) {
+    step.not_finite = std::isfinite(loss.item()) ? 0 : 1;
+    machine_.sum(step);
+    machine.reduce_scatter(replicated(gradients_.download(flat_->gradients)), Combine::sum, cuts_).wait();
+    gradients_.upload(flat_->gradients);
+  }
+  for (std::size_t r = 0; sends_ && r < final_->size(); r++)
+    if (!final_->complete(r) || final_->empty(r)) push_early((*final_)[r]);
+  if (final_) final_->restart();
+  for (std::size_t i = 0; !sends_ && i < ranges_.size(); i++) optimizer.measure(ranges_[i], i > 0);
+  if (machine.size() > 1) {
+    std::vector<double> norms = optimizer.sums().values();
+    machine.all_reduce(buffer(norms)).wait();
+    optimizer.sums().copy_from(Tensor::of(flat_->backend(), optimizer.sums().shape(), norms, optimizer.sums().dtype()));
+  }
+  const Tensor everywhere =
+      step.not_finite > 0 ? Tensor::full(flat_->backend(), {1}, std::nan(""), flat_->values.dtype()) : loss;
+  optimizer.check_gradients(&everywhere);
+  const bool finite = optimizer.read_state().not_finite == 0;
+  for (const Range& r : ranges_)
+    if (finite && !sends_) optimizer.finish_gradients(r);
+  sends_ = measured_ = false;  // a backward that searches for non-finite values sends nothing
+  return finite;
+}
+
+bool ServedVectors::finish_round() {
+  difference(flat_->gradients, theta_, flat_->values);
+  return all_finite(flat_->gradients);
+}
+
+// ---- exchanges ------------------------------------------------------------------------------------------------------
 void ServedVectors::push(std::int64_t samples, const MetricSums& sums) {
-  node_.push(machine_.pack(gradients_.download(flat_->gradients), pushed_), present_buffers(), samples, sums);
+  node_.push(packed(gradients_.download(flat_->gradients), pushed_), present_buffers(), samples, sums);
 }
 
 void ServedVectors::pull() {
@@ -60,21 +153,49 @@ void ServedVectors::finish(bool takes) {
 }
 
 void ServedVectors::take() {
-  machine_.unpack(pulled_, values_.of(flat_->values));
-  if (flat_->buffers.numel() > 0) machine_.broadcast(buffers_.of(flat_->buffers));
+  unpack(pulled_, values_.of(flat_->values));
+  if (flat_->buffers.numel() > 0) machine_.on_host().broadcast(buffers_.of(flat_->buffers), 0).wait();
   values_.upload(flat_->values);
   buffers_.upload(flat_->buffers);
   flat_->count_writes(flat_->all());
+  if (theta_.defined()) theta_.copy_from(flat_->values);
 }
 
 void ServedVectors::velocity(Tensor into) {
   if (!into.defined()) return;
   OnHost host;
-  std::vector<std::byte> part;
+  std::vector<std::byte> memory;
   const Buffer b = host.of(into);
-  if (!node_.velocity(machine_.room(b, part))) return;
-  machine_.unpack(part, b);
+  if (!node_.velocity(part(b, memory))) return;
+  unpack(memory, b);
   host.upload(into);
+}
+
+Buffer ServedVectors::part(Buffer vector, std::vector<std::byte>& memory) const {
+  if (ranges_.size() == 1) return {vector.at(ranges_[0].begin), ranges_[0].length(), vector.dtype};
+  std::int64_t n = 0;
+  for (const Range& r : ranges_) n += r.length();
+  memory.resize(std::size_t(n) * size_of(vector.dtype));
+  return {memory.data(), n, vector.dtype};
+}
+
+Buffer ServedVectors::packed(Buffer vector, std::vector<std::byte>& memory) const {
+  const Buffer all = part(vector, memory);
+  std::byte* to = memory.data();
+  for (const Range& r : ranges_)
+    if (ranges_.size() > 1) to = std::copy(vector.at(r.begin), vector.at(r.end), to);
+  return all;
+}
+
+void ServedVectors::unpack(const std::vector<std::byte>& memory, Buffer vector) {
+  const std::byte* from = memory.data();
+  for (const Range& r : ranges_) {
+    if (ranges_.size() == 1) break;
+    const std::size_t bytes = std::size_t(r.length()) * size_of(vector.dtype);
+    std::memcpy(vector.at(r.begin), from, bytes);
+    from += bytes;
+  }
+  machine_.on_host().all_gather(replicated(vector), cuts_).wait();
 }
 
 }  // namespace tandem

@@ -7,19 +7,16 @@
 
 namespace tandem {
 
-// The numbers about a row's slice that the ranks exchange. Combined over the whole row, they give its softmax.
-struct SliceOfRow {
-  double largest = 0;  // of the slice's logits
-  double sum = 0;      // of e^(z − largest)
-  double label = 0;    // the logit of the row's class; 0 if it is not in this slice
-  double first = 0;    // 1 if that is the largest, and the first among equals
-  double logits = 0;   // sum of the logits
-  static constexpr int numbers = 5;
-};
-
+// Five numbers about each row's slice, which the ranks exchange; combined over the whole row, they give its softmax:
+//   largest      of the slice's logits
+//   sum          of e^(z − largest)
+//   label        the logit of the row's class; 0 if it is not in this slice
+//   first        1 if that is the largest, and the first among equals
+//   logits       sum of the logits
 // z [rows, classes of the slice], labels i32 [rows]: positions in the slice, −1 if the class is in another slice. Waits
 // for the device.
-std::vector<SliceOfRow> slice_of_rows(const Tensor& z, const Tensor& labels);
+constexpr int slice_numbers = 5;
+std::vector<double> slice_of_rows(const Tensor& z, const Tensor& labels);
 
 // The gradient of the mean loss with respect to a slice of the logits:
 //   dz = weight·(e^(z − log_sum) − q)      q = at_label·[c = y] + everywhere

@@ -23,7 +23,7 @@ struct Measure {
     const bool here = label >= 0;
     const std::int64_t before = here && A(from[label]) == largest ? label : 0;
     const A ties = lanes.sum(before, [=](std::int64_t c) { return A(A(from[c]) == largest ? 1 : 0); });
-    A* to = out + row * SliceOfRow::numbers;
+    A* to = out + row * slice_numbers;
     lanes.each(1, [=](std::int64_t) {
       to[0] = largest;
       to[1] = sum;
@@ -60,18 +60,14 @@ struct Gradient {
 
 }  // namespace
 
-std::vector<SliceOfRow> slice_of_rows(const Tensor& z, const Tensor& labels) {
+std::vector<double> slice_of_rows(const Tensor& z, const Tensor& labels) {
   const std::int64_t rows = z.size(0), n = z.size(1);
-  Tensor out(z.backend(), {rows, SliceOfRow::numbers}, z.dtype() == DType::f64 ? DType::f64 : DType::f32);
+  Tensor out(z.backend(), {rows, slice_numbers}, z.dtype() == DType::f64 ? DType::f64 : DType::f32);
   dispatch(z.dtype(), "slice_softmax", [&]<class T> {
     launch_rows(z.backend(), rows, n,
                 Measure<T>{n, z.data<T>(), labels.data<std::int32_t>(), out.write<Accumulator<T>>()});
   });
-  std::vector<SliceOfRow> all;
-  const std::vector<double> v = out.values();
-  for (const double* x = v.data(); x < v.data() + v.size(); x += SliceOfRow::numbers)
-    all.push_back({x[0], x[1], x[2], x[3], x[4]});
-  return all;
+  return out.values();
 }
 
 void slice_gradient(const Tensor& z, const Tensor& labels, const Tensor& log_sum, const Tensor& weight,

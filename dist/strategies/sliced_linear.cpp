@@ -9,6 +9,7 @@
 #include "core/random.h"
 #include "core/step.h"
 #include "dist/strategies/on_host.h"
+#include "dist/strategies/replicas.h"
 #include "dist/strategies/slice_softmax.h"
 #include "layers/module.h"
 
@@ -18,18 +19,10 @@ namespace {
 using Numbers = std::vector<double>;
 using Over = std::shared_ptr<Communicator>;
 
-// The numbers of all ranks, in the order of ranks; each rank gives the same count.
-Numbers of_all(Communicator& over, const Numbers& mine) {
-  Numbers all(mine.size() * std::size_t(over.size()));
-  std::copy(mine.begin(), mine.end(), all.begin() + std::ptrdiff_t(mine.size()) * over.rank());
-  over.all_gather(buffer(all)).wait();
-  return all;
-}
-
 // Where the rows of each rank begin among the rows of all ranks.
 Cuts rows_of_all(Communicator& over, const Tensor& mine) {
   Cuts rows{0};
-  for (double n : of_all(over, {double(mine.size(0))})) rows.push_back(rows.back() + std::int64_t(n));
+  for (double n : gather_numbers(over, {double(mine.size(0))})) rows.push_back(rows.back() + std::int64_t(n));
   return rows;
 }
 
@@ -86,7 +79,7 @@ struct SlicedCrossEntropy : Node {
   void backward(Tensor dy, std::span<GradientSlot> slots) override {
     const Tensor &z = kept(0), &labels = kept(1), &log_sum = kept(2);
     const auto me = std::size_t(over->rank());
-    const Numbers each = of_all(*over, {dy.item() / double(rows[me + 1] - rows[me])});
+    const Numbers each = gather_numbers(*over, {dy.item() / double(rows[me + 1] - rows[me])});
     Numbers weight;
     for (std::size_t k = 0; k < each.size(); k++)
       weight.insert(weight.end(), std::size_t(rows[k + 1] - rows[k]), each[k]);
@@ -102,27 +95,28 @@ struct JoinedRows {
   // For this rank's rows: the sum of the losses, and the number of rows whose largest logit is the label's
   double total = 0, right = 0;
 };
-JoinedRows join(Communicator& over, const std::vector<SliceOfRow>& mine, const Cuts& rows, double smoothing,
-                double everywhere) {
-  Numbers numbers;
-  for (const SliceOfRow& s : mine) numbers.insert(numbers.end(), {s.largest, s.sum, s.label, s.first, s.logits});
-  const Numbers all = of_all(over, numbers);
+// mine: of slice_of_rows().
+JoinedRows join(Communicator& over, const Numbers& mine, const Cuts& rows, double smoothing, double everywhere) {
+  const Numbers all = gather_numbers(over, mine);
   const auto me = std::size_t(over.rank());
+  const double* const end = all.data() + all.size();
   JoinedRows joined;
-  for (std::size_t r = 0; r < mine.size(); r++) {
-    SliceOfRow row{.largest = -INFINITY};
-    const double* const end = all.data() + all.size();
-    for (const double* s = &all[r * SliceOfRow::numbers]; s < end; s += numbers.size()) {
-      if (s[0] > row.largest) row.largest = s[0], row.first = s[3];
-      row.label += s[2];
-      row.logits += s[4];
+  for (std::int64_t r = 0; r < rows.back(); r++) {
+    double largest = -INFINITY, first = 0, label = 0, logits = 0, sum = 0;
+    for (const double* s = &all[std::size_t(r * slice_numbers)]; s < end; s += mine.size()) {
+      if (s[0] > largest) {
+        largest = s[0];
+        first = s[3];
+      }
+      label += s[2];
+      logits += s[4];
     }
-    for (const double* s = &all[r * SliceOfRow::numbers]; s < end; s += numbers.size())
-      row.sum += s[1] * std::exp(s[0] - row.largest);
-    joined.log_sum.push_back(std::log(row.sum) + row.largest);
-    if (std::int64_t(r) < rows[me] || std::int64_t(r) >= rows[me + 1]) continue;
-    joined.total += joined.log_sum.back() - (1 - smoothing) * row.label - everywhere * row.logits;
-    joined.right += row.first;
+    for (const double* s = &all[std::size_t(r * slice_numbers)]; s < end; s += mine.size())
+      sum += s[1] * std::exp(s[0] - largest);
+    joined.log_sum.push_back(std::log(sum) + largest);
+    if (r < rows[me] || r >= rows[me + 1]) continue;
+    joined.total += joined.log_sum.back() - (1 - smoothing) * label - everywhere * logits;
+    joined.right += first;
   }
   return joined;
 }
@@ -147,10 +141,12 @@ Variable SlicedLinear::forward(const Variable& x, const Variable& w, const Varia
   weight_ = &w;
   bias_ = &b;
   features_ = nullptr;
+  waits_ = false;
   require(x.rank() == 2, "hybrid: the input of ", path_, " must be [rows, features], not ", x.shape());
   if (mode().alone) return pad(linear(x, w, b), 1, begin(), classes() - begin() - width());
   if (!training) return whole_rows(x, w, b);
   features_ = x.value().raw();
+  waits_ = true;
   return x;
 }
 
@@ -158,35 +154,32 @@ Variable SlicedLinear::forward(const Variable& x, const Variable& w, const Varia
 Variable SlicedLinear::whole_rows(const Variable& x, const Variable& w, const Variable& b) const {
   const Cuts rows = rows_of_all(*over_, x.value());
   const auto me = std::size_t(over_->rank()), n = std::size_t(over_->size());
-  Variable whole;
+  std::vector<Variable> parts;
   {
     NoGrad off;
     Tensor z = linear(Variable(gather_rows(*over_, x.value(), rows)), w, b).value();
     OnHost sent;
     const Buffer mine = sent.download(z);
-    std::vector<Tensor> came;
     std::vector<OnHost> hosts(n);
     std::vector<Work> works;
     for (std::size_t k = 0; k < n; k++) {
-      came.push_back(Tensor(z.backend(), {rows[me + 1] - rows[me], cuts_[k + 1] - cuts_[k]}, z.dtype()));
-      if (k == me)
-        came[k].copy_from(z.slice(rows[me], rows[me + 1]));
-      else
-        works.push_back(over_->recv(int(k), hosts[k].of(came[k])));
+      Tensor part(z.backend(), {rows[me + 1] - rows[me], cuts_[k + 1] - cuts_[k]}, z.dtype());
+      parts.push_back(Variable(part));
+      if (k == me) {
+        part.copy_from(z.slice(rows[me], rows[me + 1]));
+        continue;
+      }
+      works.push_back(over_->recv(int(k), hosts[k].of(part)));
+      works.push_back(over_->send(int(k), {mine.at(rows[k] * width()), (rows[k + 1] - rows[k]) * width(), mine.dtype}));
     }
-    for (std::size_t k = 0; k < n; k++)
-      if (k != me)
-        works.push_back(
-            over_->send(int(k), {mine.at(rows[k] * width()), (rows[k + 1] - rows[k]) * width(), mine.dtype}));
     for (Work& work : works) work.wait();
-    std::vector<Variable> parts;
     for (std::size_t k = 0; k < n; k++) {
-      if (k != me) hosts[k].upload(came[k]);
-      parts.push_back(Variable(came[k]));
+      Tensor part = parts[k].value();
+      if (k != me) hosts[k].upload(part);
     }
-    whole = cat(parts, 1);
+    parts = {cat(parts, 1)};
   }
-  return record<WholeRows>(whole.value(), {&x, &w, &b}, {});
+  return record<WholeRows>(parts[0].value(), {&x, &w, &b}, {});
 }
 
 Numbers SlicedLinear::labels_of_all(const Tensor& labels, const Cuts& rows) const {
@@ -230,8 +223,9 @@ Tensor SlicedLinear::positions(const Numbers& labels, const std::vector<std::int
   return Tensor::of(backend, {std::int64_t(labels.size())}, places, DType::i32);
 }
 
-Variable SlicedLinear::loss(const Variable& x, const Tensor& labels, double smoothing, Tensor* correct) const {
+Variable SlicedLinear::loss(const Variable& x, const Tensor& labels, double smoothing, Tensor* correct) {
   Scope scope(path_);
+  waits_ = false;
   const Cuts rows = rows_of_all(*over_, x.value());
   const std::int64_t own = rows[std::size_t(over_->rank()) + 1] - rows[std::size_t(over_->rank())];
   const DType wide = x.dtype() == DType::f64 ? DType::f64 : DType::f32;
@@ -248,7 +242,7 @@ Variable SlicedLinear::loss(const Variable& x, const Tensor& labels, double smoo
     w = embedding(w, index);
     if (b.defined()) b = squeeze(embedding(unsqueeze(b, 1), index), 1);
     taking_part = 0;
-    for (double n : of_all(*over_, {double(chosen.size())})) taking_part += n;
+    for (double n : gather_numbers(*over_, {double(chosen.size())})) taking_part += n;
   }
   const Variable z = linear(all, w, b);
   const Tensor local = positions(y, chosen, x.backend());

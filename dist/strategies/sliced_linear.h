@@ -21,11 +21,12 @@ class SlicedLinear {
   Variable forward(const Variable& x, const Variable& w, const Variable& b, bool training);
   // x: the output of the layer in training. Returns the mean over this rank's rows; the gradients of w and b are
   // complete. smoothing, correct: as in cross_entropy().
-  Variable loss(const Variable& x, const Tensor& labels, double smoothing, Tensor* correct) const;
+  Variable loss(const Variable& x, const Tensor& labels, double smoothing, Tensor* correct);
 
   // The last output of the layer in training; null: it computed logits.
   const void* handed_on() const { return features_; }
 
+  bool waits() const { return waits_; }              // loss() was not called since
   const std::string& path() const { return path_; }  // of the Linear
 
  private:
@@ -43,6 +44,7 @@ class SlicedLinear {
   Cuts cuts_;                                           // where each slice begins
   const Variable *weight_ = nullptr, *bias_ = nullptr;  // the parameters
   const void* features_ = nullptr;
+  bool waits_ = false;
 };
 
 }  // namespace tandem

@@ -99,6 +99,22 @@ std::size_t columns_of(const std::string& s) {
 
 }  // namespace
 
+std::string aligned(const std::vector<std::vector<std::string>>& rows, std::size_t left) {
+  std::vector<std::size_t> width(rows.empty() ? 0 : rows[0].size());
+  for (const auto& row : rows)
+    for (std::size_t i = 0; i < row.size(); i++) width[i] = std::max(width[i], columns_of(row[i]));
+  std::string text;
+  for (const auto& row : rows) {
+    std::string line;
+    for (std::size_t i = 0; i < row.size(); i++) {
+      const std::string gap(width[i] - columns_of(row[i]), ' ');
+      line += (i ? "  " : "") + (i < left ? row[i] + gap : gap + row[i]);
+    }
+    text += line.substr(0, line.find_last_not_of(' ') + 1) + "\n";
+  }
+  return text;
+}
+
 ModelSummary summary(Module& model, const Shape& input, DType dtype) {
   ModelSummary out;
   out.input = input;
@@ -148,25 +164,13 @@ std::string ModelSummary::text() const {
          m.parameters ? count(double(m.parameters)) : "", m.macs > 0 ? count(m.macs) : "",
          m.saved_bytes ? readable_bytes(double(m.saved_bytes)) : ""});
   }
-  std::vector<std::size_t> width(table[0].size());
-  for (const auto& line : table)
-    for (std::size_t i = 0; i < line.size(); i++) width[i] = std::max(width[i], columns_of(line[i]));
-  std::string out;
-  for (const auto& line : table) {
-    std::string text;
-    for (std::size_t i = 0; i < line.size(); i++) {
-      std::string gap(width[i] - columns_of(line[i]), ' ');
-      text += (i ? "  " : "") + (i < 3 ? line[i] + gap : gap + line[i]);
-    }
-    out += text.substr(0, text.find_last_not_of(' ') + 1) + "\n";
-  }
   std::ostringstream sums;
   sums << count(double(parameters)) << " parameters, " << readable_bytes(double(parameter_bytes)) << "; " << count(macs)
        << " multiply-adds per picture and forward pass\n"
        << "a training step on " << input << " " << name_of(dtype) << " keeps " << readable_bytes(double(saved_bytes))
        << " for backward; with gradients at most " << readable_bytes(double(backward_peak_bytes))
        << ", with parameters and " << state.name << " " << readable_bytes(double(training_bytes())) << " (estimated)\n";
-  return out + sums.str();
+  return aligned(table, 3) + sums.str();
 }
 
 }  // namespace tandem

@@ -37,6 +37,10 @@ struct ModelSummary {
   std::string text() const;  // a table, and the sums in words
 };
 
+// A table as text, a line for each row. Columns are as wide as their widest cell: the first `left` begin at the left,
+// the others end at the right.
+std::string aligned(const std::vector<std::vector<std::string>>& rows, std::size_t left);
+
 // Runs the model on zeros of this shape ([N, H, W, C]; N at least 2 with batch norm) in training mode. A model without
 // memory gets memory on the CPU during the call. Afterwards the model is unchanged: statistics are restored.
 ModelSummary summary(Module& model, const Shape& input, DType dtype = DType::f32);

@@ -130,19 +130,14 @@ void export_torch(Module& model, Backend& backend, const Shape& picture, const s
                   const std::map<std::string, std::string>& about, Strategy* strategy) {
   NoGrad off;
   SafetensorsWriter writer;
-  std::map<std::string, std::vector<std::byte>> gathered;
   const std::int64_t zero = 0;
   for (auto& [name, entry] : state(model, backend, picture)) {
     auto& [tensor, pictures, slice, in_file, whole] = entry;
     Tensor t = tensor;
     if (pictures.rank()) t = transpose(Variable(t.reshape(pictures)), {0, 3, 1, 2}).value().reshape(in_file);
-    if (slice.count > 1) {
-      require(strategy, path, ": ", name, " is cut over ranks: give export_torch() the strategy that can gather it");
-      const auto& bytes = gathered[name] = gather_slices(t, slice, whole, *strategy, !path.empty());
-      if (!path.empty()) writer.add(name, t.dtype(), whole, bytes);
-    } else {
-      writer.add(name, t);
-    }
+    t = gather_slices(t, slice, whole, strategy, !path.empty());
+    if (path.empty()) continue;
+    writer.add(name, t);
     constexpr std::string_view mean = "running_mean";  // PyTorch has a counter for each
     if (name.ends_with(mean))
       writer.add(name.substr(0, name.size() - mean.size()) + counter, "I64", {}, std::as_bytes(std::span(&zero, 1)));

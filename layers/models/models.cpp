@@ -5,67 +5,51 @@
 namespace tandem {
 namespace {
 
-class Mlp : public Module {
+class Mlp : public Sequential {
  public:
-  Mlp(int classes, int inputs)
-      : fc1_(child<Linear>("fc1", inputs, 256, true, true)), fc2_(child<Linear>("fc2", 256, classes)) {}
-  Variable forward(const Variable& x) override { return fc2_(fc1_(flatten(x))); }
-
- private:
-  Linear &fc1_, &fc2_;
+  Mlp(int classes, int inputs) {
+    child<Flatten>("flatten");
+    child<Linear>("fc1", inputs, 256, true, true);
+    child<Linear>("fc2", 256, classes);
+  }
 };
 
 // conv → ReLU → pool is one operation fewer as conv → pool with ReLU: the maximum of ReLUs is the ReLU of the maximum.
 constexpr Pool2dOptions pool_relu{.kernel_size = 2, .relu = true};
 
-class LeNet5 : public Module {
+class LeNet5 : public Sequential {
  public:
-  LeNet5(int classes, int channels, int side)
-      : conv1_(child<Conv2d>("conv1", channels, 6, 5, Conv2dOptions{.padding = side == 28 ? 2 : 0})),
-        conv2_(child<Conv2d>("conv2", 6, 16, 5)),
-        fc1_(child<Linear>("fc1", 16 * 25, 120, true, true)),
-        fc2_(child<Linear>("fc2", 120, 84, true, true)),
-        fc3_(child<Linear>("fc3", 84, classes)) {}
-  Variable forward(const Variable& x) override {
-    Variable y = max_pool2d(conv1_(x), pool_relu);
-    y = max_pool2d(conv2_(y), pool_relu);
-    return fc3_(fc2_(fc1_(flatten(y))));
+  LeNet5(int classes, int channels, int side) {
+    child<Conv2d>("conv1", channels, 6, 5, Conv2dOptions{.padding = side == 28 ? 2 : 0});
+    child<MaxPool2d>("pool1", pool_relu);
+    child<Conv2d>("conv2", 6, 16, 5);
+    child<MaxPool2d>("pool2", pool_relu);
+    child<Flatten>("flatten");
+    child<Linear>("fc1", 16 * 25, 120, true, true);
+    child<Linear>("fc2", 120, 84, true, true);
+    child<Linear>("fc3", 84, classes);
   }
-
- private:
-  Conv2d &conv1_, &conv2_;
-  Linear &fc1_, &fc2_, &fc3_;
 };
 
 // norm: with a batch norm after each convolution.
-class SmallCnn : public Module {
+class SmallCnn : public Sequential {
  public:
   SmallCnn(int classes, int channels, int side, bool norm) {
     for (const int width : {32, 64}) {
       const std::string number = width == 32 ? "1" : "2";
-      convolutions_.push_back(
-          &adopt("conv" + number, norm ? Conv2d::before_norm(channels, width, 3)
-                                       : std::make_unique<Conv2d>(channels, width, 3, Conv2dOptions{.padding = 1})));
-      if (norm) norms_.push_back(&child<BatchNorm2d>("bn" + number, width));
+      if (norm) {
+        adopt("conv" + number, Conv2d::before_norm(channels, width, 3));
+        child<BatchNorm2d>("bn" + number, width);
+      } else {
+        child<Conv2d>("conv" + number, channels, width, 3, Conv2dOptions{.padding = 1});
+      }
+      child<MaxPool2d>("pool" + number, pool_relu);
       channels = width;
     }
-    fc1_ = &child<Linear>("fc1", 64 * (side / 4) * (side / 4), 128, true, true);
-    fc2_ = &child<Linear>("fc2", 128, classes);
+    child<Flatten>("flatten");
+    child<Linear>("fc1", 64 * (side / 4) * (side / 4), 128, true, true);
+    child<Linear>("fc2", 128, classes);
   }
-  Variable forward(const Variable& x) override {
-    Variable y = x;
-    for (std::size_t i = 0; i < convolutions_.size(); i++) {
-      y = (*convolutions_[i])(y);
-      if (!norms_.empty()) y = (*norms_[i])(y);
-      y = max_pool2d(y, pool_relu);
-    }
-    return (*fc2_)((*fc1_)(flatten(y)));
-  }
-
- private:
-  std::vector<Conv2d*> convolutions_;
-  std::vector<BatchNorm2d*> norms_;
-  Linear *fc1_, *fc2_;
 };
 
 Model small(const char* name, int classes, int channels, int side, bool norm) {

@@ -9,75 +9,62 @@ namespace {
 // The shortcut if the width or the size of the picture changes: x as it is added to a block's result.
 enum class Shortcut { identity, pad, project };
 
+// Convolutions, each with a batch norm; what the last gives is added to the shortcut: y = relu(bn(…) + shortcut(x)).
 class Block : public Module {
+ public:
+  static constexpr bool norm_first = false;
+
  protected:
-  // A convolution and the batch norm after it: the children conv1 and bn1.
-  struct ConvNorm {
-    Conv2d& conv;
-    BatchNorm2d& norm;
-    Variable operator()(const Variable& x) { return norm(conv(x)); }
+  struct Convolution {
+    int width, kernel_size, stride = 1;
   };
-  ConvNorm conv_norm(const std::string& number, int in, int out, int kernel_size, int stride = 1) {
-    Conv2d& conv = adopt("conv" + number, Conv2d::before_norm(in, out, kernel_size, stride));
-    return {conv, child<BatchNorm2d>("bn" + number, out, true)};
-  }
-  // Call it last in the constructor: a projection is a child.
-  void add_shortcut(Shortcut kind, int in, int out, int stride) {
-    stride_ = stride;
-    widen_ = (out - in) / 2;
-    pads_ = kind == Shortcut::pad;
+  Block(int in, const std::vector<Convolution>& convolutions, Shortcut kind) : pads_(kind == Shortcut::pad) {
+    int channels = in;
+    for (const Convolution& c : convolutions) {
+      const std::string number = std::to_string(layers_.size() + 1);
+      Conv2d& conv = adopt("conv" + number, Conv2d::before_norm(channels, c.width, c.kernel_size, c.stride));
+      layers_.push_back({&conv, &child<BatchNorm2d>("bn" + number, c.width, true)});
+      stride_ *= c.stride;
+      channels = c.width;
+    }
+    widen_ = (channels - in) / 2;
     if (kind != Shortcut::project) return;
     down_ = &child<Sequential>("downsample");
-    down_->attach("0", Conv2d::before_norm(in, out, 1, stride));
-    down_->add<BatchNorm2d>(out);
+    down_->attach("0", Conv2d::before_norm(in, channels, 1, stride_));
+    down_->add<BatchNorm2d>(channels);
   }
-  Variable shortcut(const Variable& x) {
-    if (down_) return (*down_)(x);
-    return pads_ ? pad_shortcut(x, stride_, widen_) : x;
+
+ public:
+  Variable forward(const Variable& x) override {
+    Variable y = x;
+    for (std::size_t i = 0; i + 1 < layers_.size(); i++) y = (*layers_[i].norm)((*layers_[i].conv)(y));
+    y = (*layers_.back().conv)(y);
+    const Variable shortcut = down_ ? (*down_)(x) : pads_ ? pad_shortcut(x, stride_, widen_) : x;
+    return (*layers_.back().norm)(y, shortcut);
   }
 
  private:
+  struct ConvNorm {
+    Conv2d* conv;
+    BatchNorm2d* norm;
+  };
+  std::vector<ConvNorm> layers_;
   int stride_ = 1, widen_ = 0;
-  bool pads_ = false;
+  bool pads_;
   Sequential* down_ = nullptr;
 };
 
-// y = relu(bn2(conv2(relu(bn1(conv1(x))))) + shortcut(x)), two 3 × 3.
-class BasicBlock : public Block {
- public:
+// Two 3 × 3.
+struct BasicBlock : Block {
   static constexpr int expansion = 1;
-  static constexpr bool norm_first = false;
-  BasicBlock(int in, int width, int stride, Shortcut kind)
-      : first_(conv_norm("1", in, width, 3, stride)), second_(conv_norm("2", width, width, 3)) {
-    add_shortcut(kind, in, width, stride);
-  }
-  Variable forward(const Variable& x) override {
-    Variable y = second_.conv(first_(x));
-    return second_.norm(y, shortcut(x));
-  }
-
- private:
-  ConvNorm first_, second_;
+  BasicBlock(int in, int width, int stride, Shortcut kind) : Block(in, {{width, 3, stride}, {width, 3}}, kind) {}
 };
 
 // 1 × 1 to `width`, 3 × 3, 1 × 1 to four times as much; a stride is the 3 × 3's.
-class Bottleneck : public Block {
- public:
+struct Bottleneck : Block {
   static constexpr int expansion = 4;
-  static constexpr bool norm_first = false;
   Bottleneck(int in, int width, int stride, Shortcut kind)
-      : first_(conv_norm("1", in, width, 1)),
-        second_(conv_norm("2", width, width, 3, stride)),
-        third_(conv_norm("3", width, expansion * width, 1)) {
-    add_shortcut(kind, in, expansion * width, stride);
-  }
-  Variable forward(const Variable& x) override {
-    Variable y = third_.conv(second_(first_(x)));
-    return third_.norm(y, shortcut(x));
-  }
-
- private:
-  ConvNorm first_, second_, third_;
+      : Block(in, {{width, 1}, {width, 3, stride}, {expansion * width, 1}}, kind) {}
 };
 
 // z = relu(bn1(x)), y = conv2(relu(bn2(conv1(z)))) + x. Where the width or the picture changes, a 1 × 1 of z takes the
@@ -109,17 +96,16 @@ class WideBlock : public Module {
 
 // A stem, stages of blocks B, the mean over the picture and a Linear.
 template <class B>
-class ResNet : public Module {
+class ResNet : public Sequential {
  public:
   // Every stage but the first halves the picture. large: the stem is 7 × 7 with stride 2 and a max pool 3 × 3 with
   // stride 2, otherwise 3 × 3 to `stem` channels. Where the blocks begin with a norm, one ends the stages.
   ResNet(int classes, int channels, bool large, int stem, const std::vector<int>& blocks,
-         const std::vector<int>& widths, Shortcut widening)
-      : large_(large),
-        conv1_(adopt("conv1",
-                     large ? Conv2d::before_norm(channels, stem, 7, 2) : Conv2d::before_norm(channels, stem, 3))) {
+         const std::vector<int>& widths, Shortcut widening) {
     int in = stem;
-    if (!B::norm_first) bn1_ = &child<BatchNorm2d>("bn1", in, !large);
+    adopt("conv1", large ? Conv2d::before_norm(channels, stem, 7, 2) : Conv2d::before_norm(channels, stem, 3));
+    if (!B::norm_first) child<BatchNorm2d>("bn1", in, !large);
+    if (large) child<MaxPool2d>("maxpool", Pool2dOptions{.kernel_size = 3, .stride = 2, .padding = 1, .relu = true});
     for (std::size_t stage = 0; stage < blocks.size(); stage++) {
       Sequential& layer = child<Sequential>("layer" + std::to_string(stage + 1));
       const int out = B::expansion * widths[stage];
@@ -128,26 +114,11 @@ class ResNet : public Module {
         layer.add<B>(in, widths[stage], stride, stride > 1 || in != out ? widening : Shortcut::identity);
         in = out;
       }
-      stages_.push_back(&layer);
     }
-    if (B::norm_first) bn1_ = &child<BatchNorm2d>("bn1", in, true);
-    fc_ = &child<Linear>("fc", in, classes);
+    if (B::norm_first) child<BatchNorm2d>("bn1", in, true);
+    child<GlobalAveragePool>("avgpool");
+    child<Linear>("fc", in, classes);
   }
-  Variable forward(const Variable& x) override {
-    Variable y = conv1_(x);
-    if (!B::norm_first) y = (*bn1_)(y);
-    if (large_) y = max_pool2d(y, {.kernel_size = 3, .stride = 2, .padding = 1, .relu = true});
-    for (Sequential* stage : stages_) y = (*stage)(y);
-    if (B::norm_first) y = (*bn1_)(y);
-    return (*fc_)(global_average_pool(y));
-  }
-
- private:
-  bool large_;
-  Conv2d& conv1_;
-  BatchNorm2d* bn1_;
-  std::vector<Sequential*> stages_;
-  Linear* fc_;
 };
 
 }  // namespace

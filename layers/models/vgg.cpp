@@ -6,35 +6,39 @@ namespace tandem {
 namespace {
 
 // Children are numbered as in torchvision, where each ReLU and dropout takes a number too.
-class Vgg : public Module {
+class Vgg : public Sequential {
  public:
   // widths: the convolutions in order; 0 stands for a pool.
-  Vgg(const std::vector<int>& widths, int classes, int channels, int side)
-      : features_(child<Sequential>("features")), large_(side >= 224) {
+  Vgg(const std::vector<int>& widths, int classes, int channels, int side) {
     const bool round_up = side < 32;  // half of an odd side: pictures of 28 pixels would not pass five pools
+    const bool large = side >= 224;
+    Sequential& features = child<Sequential>("features");
     int in = channels, number = 0;
     auto name = [&](int step) { return std::to_string((number += step) - step); };
     for (int width : widths) {
       if (width == 0) {
         const int padding = round_up ? side % 2 : 0;
-        features_.attach(name(1), std::make_unique<MaxPool2d>(Pool2dOptions{.kernel_size = 2, .padding = padding}));
+        features.attach(name(1), std::make_unique<MaxPool2d>(Pool2dOptions{.kernel_size = 2, .padding = padding}));
         side = side / 2 + padding;
         continue;
       }
-      features_.attach(name(1), Conv2d::before_norm(in, width, 3, 1, true));
-      features_.attach(name(2), std::make_unique<BatchNorm2d>(width, true));
+      features.attach(name(1), Conv2d::before_norm(in, width, 3, 1, true));
+      features.attach(name(2), std::make_unique<BatchNorm2d>(width, true));
       in = width;
     }
-    if (!large_) {
-      linear_ = &child<Linear>("classifier", in, classes);
+    if (!large) {
+      child<GlobalAveragePool>("avgpool");
+      child<Linear>("classifier", in, classes);
     } else {
-      left_ = side;
-      layers_ = &child<Sequential>("classifier");
-      layers_->attach("0", std::make_unique<Linear>(7 * 7 * in, 4096, true, true));
-      layers_->attach("2", std::make_unique<Dropout>(0.5));
-      layers_->attach("3", std::make_unique<Linear>(4096, 4096, true, true));
-      layers_->attach("5", std::make_unique<Dropout>(0.5));
-      layers_->attach("6", std::make_unique<Linear>(4096, classes));
+      // The same as adaptive pooling of 8 to 7
+      if (side > 7) child<AveragePool2d>("avgpool", Pool2dOptions{.kernel_size = side - 6, .stride = 1});
+      child<Flatten>("flatten");
+      Sequential& layers = child<Sequential>("classifier");
+      layers.attach("0", std::make_unique<Linear>(7 * 7 * in, 4096, true, true));
+      layers.attach("2", std::make_unique<Dropout>(0.5));
+      layers.attach("3", std::make_unique<Linear>(4096, 4096, true, true));
+      layers.attach("5", std::make_unique<Dropout>(0.5));
+      layers.attach("6", std::make_unique<Linear>(4096, classes));
     }
     for (auto& [ignored, p] : parameters())
       if (p->shape.rank() == 2)
@@ -42,20 +46,6 @@ class Vgg : public Module {
       else if (p->name == "bias")
         p->initial = Initial::zeros();
   }
-  Variable forward(const Variable& x) override {
-    Variable y = features_(x);
-    if (!large_) return (*linear_)(global_average_pool(y));
-    // The same as adaptive pooling of 8 to 7
-    if (left_ > 7) y = average_pool2d(y, {.kernel_size = left_ - 6, .stride = 1});
-    return (*layers_)(flatten(y));
-  }
-
- private:
-  Sequential& features_;
-  bool large_;
-  int left_ = 0;  // side of the picture after the features
-  Linear* linear_ = nullptr;
-  Sequential* layers_ = nullptr;
 };
 
 }  // namespace

@@ -1,5 +1,5 @@
 // Callback: work that fit() does besides training. Progress lines, metrics, checkpoints, early stopping and the rest
-// are one file each in callbacks/. A program adds its own by FitOptions::callbacks (examples/own_callback.cpp).
+// are one file each in callbacks/. A program adds its own by RunConfig::callbacks (examples/own_callback.cpp).
 //
 //   struct PrintLoss : Callback {
 //     void epoch_end(Run& run) override { std::printf("%d: %g\n", run.epoch.epoch, run.epoch.train_loss); }

@@ -181,24 +181,14 @@ static std::map<std::string, std::string> metadata_of(const Training& training, 
 
 void save_checkpoint(const std::string& file, const Training& training, const RunPosition& at,
                      const Settings& settings) {
-  const Named tensors = tensors_of(training);
-  std::map<std::string, std::vector<std::byte>> gathered;
-  for (const auto& [name, part] : tensors) {
-    if (part.slice.count == 1) continue;
-    require(training.strategy, file, ": ", name,
-            " is cut over ranks: give save_checkpoint() the strategy that can gather it");
-    gathered[name] = gather_slices(part.tensor, part.slice, part.whole, *training.strategy, !file.empty());
-  }
+  Named tensors = tensors_of(training);
+  for (auto& [name, part] : tensors)
+    part.tensor = gather_slices(part.tensor, part.slice, part.whole, training.strategy, !file.empty());
   if (file.empty()) return;
   std::map<std::string, std::string> m = metadata_of(training, at, settings);
   SafetensorsWriter writer;
-  for (const auto& [name, part] : tensors)
-    if (const auto whole = gathered.find(name); whole != gathered.end())
-      writer.add(name, part.tensor.dtype(), part.whole, whole->second);
-    else
-      writer.add(name, part.tensor);
+  for (const auto& [name, part] : tensors) writer.add(name, part.tensor);
   m["checksum"] = checksum(m, tensors, [&](const std::string& name) {
-    if (const auto whole = gathered.find(name); whole != gathered.end()) return whole->second;
     const Tensor& t = tensors.at(name).tensor;
     std::vector<std::byte> bytes(t.bytes());
     if (!bytes.empty()) t.backend().download(bytes.data(), t.raw(), bytes.size());

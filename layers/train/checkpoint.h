@@ -77,7 +77,7 @@ Settings surroundings(const Backend& backend);
 // The files of a run: last.safetensors and best.safetensors in a folder.
 class CheckpointFiles {
  public:
-  // folder, resume: as in FitOptions. If resume is "auto" or the folder, the run continues from its last checkpoint, or
+  // folder, resume: as in RunConfig. If resume is "auto" or the folder, the run continues from its last checkpoint, or
   // else from its best, or begins. writes: this rank writes. Throws UsageError when there is nothing to resume, or the
   // folder has another run.
   CheckpointFiles(const std::string& folder, const std::string& resume, bool writes);

@@ -15,15 +15,15 @@ namespace {
 
 // Measures the gradient's noise after some steps: at the initial weights the gradient is large, and its noise is not
 // representative.
-GradientNoise noise_of(const Options& o, const Dataset& data, Backend& backend, const TuneRequest& request) {
+GradientNoise noise_of(const RunConfig& o, const Dataset& data, Backend& backend, const TuneRequest& request) {
   constexpr std::int64_t most = 16;  // minibatches, and pictures of one
   const std::int64_t pictures = std::clamp<std::int64_t>(data.train.count() / most, 2, most);
   auto model = make_model(o.model, data.classes(), data.channels(), data.side());
-  FlatParameters flat(*model, backend, o.fit.seed);
+  FlatParameters flat(*model, backend, o.seed);
   SGD sgd({.learning_rate = o.learning_rate * pictures / double(request.base_batch), .momentum = 0.9});
   sgd.bind(flat);
   model->train(true);
-  Loader loader(data.train, {.batch = pictures, .dtype = o.dtype, .drop_last = true, .seed = o.fit.seed}, backend);
+  Loader loader(data.train, {.batch = pictures, .dtype = o.dtype, .drop_last = true, .seed = o.seed}, backend);
   Batch batch;
   loader.start(0);
   for (int s = 0, epoch = 0; s < request.noise_steps; s++) {
@@ -40,7 +40,7 @@ GradientNoise noise_of(const Options& o, const Dataset& data, Backend& backend, 
                        int(std::clamp<std::int64_t>(data.train.count() / pictures, 2, most)));
 }
 
-void choose_rate(Tuned& t, const Options& o, const TuneRequest& request) {
+void choose_rate(Tuned& t, const RunConfig& o, const TuneRequest& request) {
   t.batch = t.rows[t.best].batch * (request.tuner.exchange.server ? 1 : request.tuner.exchange.ranks);
   const double base = double(request.base_batch), times = double(t.batch) / base;
   t.rate = matched_rate(request.rule, o.learning_rate, times, base, t.noise.value_or(GradientNoise{}));
@@ -49,7 +49,7 @@ void choose_rate(Tuned& t, const Options& o, const TuneRequest& request) {
   // ranks.
   const Schedule given = Schedule::parse(o.schedule);
   if (request.rule == RateRule::linear && times > 1 && given.warmup == 0 && given.kind != Schedule::Kind::one_cycle)
-    t.schedule = "warmup:" + digits(std::min(5.0, o.fit.epochs / 10.0), 3) + "+" + o.schedule;
+    t.schedule = "warmup:" + digits(std::min(5.0, o.epochs / 10.0), 3) + "+" + o.schedule;
 }
 
 // ---- what was predicted, as lines of metrics ------------------------------------------------------------------------
@@ -119,7 +119,7 @@ SimulatedRates h200_rates(DType dtype) {
   return {.flops = peak / 2, .memory = 0.8 * 4.8e12, .out = 55e9, .in = 55e9};
 }
 
-Tuned tune_for(const Options& o, const Dataset& data, Backend& backend, const TuneRequest& request) {
+Tuned tune_for(const RunConfig& o, const Dataset& data, Backend& backend, const TuneRequest& request) {
   if (request.rule == RateRule::lars && o.optimizer != "lars")
     refuse(
         "the rule lars scales the learning rate of the optimizer lars: say --optimizer lars, and an --lr that suits "
@@ -128,12 +128,12 @@ Tuned tune_for(const Options& o, const Dataset& data, Backend& backend, const Tu
     refuse("the rule adascale needs the gradient's noise, which a simulated device does not measure");
   const Workload w{o.model, data.classes(), data.channels(), data.side(), o.dtype};
   const SimulatedRates simulated = h200_rates(o.dtype);
-  const bool swaps = o.fit.swap == SwapMode::automatic || o.fit.swap == SwapMode::swap;
+  const bool swaps = o.swap == SwapMode::automatic || o.swap == SwapMode::swap;
   auto clock = [&]() -> std::unique_ptr<Mover> { return request.simulated ? simulated_mover(simulated) : nullptr; };
-  auto mover = [&] { return request.simulated ? clock() : swaps ? file_mover(o.fit.scratch) : nullptr; };
+  auto mover = [&] { return request.simulated ? clock() : swaps ? file_mover(o.scratch) : nullptr; };
 
   Tuned t{.tuner = request.tuner};
-  if (t.tuner.budget == 0) t.tuner.budget = o.fit.memory_budget > 0 ? o.fit.memory_budget : backend.memory().left();
+  if (t.tuner.budget == 0) t.tuner.budget = o.memory_budget > 0 ? o.memory_budget : backend.memory().left();
   const std::int64_t pictures = std::max<std::int64_t>(1, data.train.count() / t.tuner.exchange.ranks);
   t.tuner.most = t.tuner.most > 0 ? std::min(t.tuner.most, pictures) : pictures;
   for (std::int64_t b : t.tuner.batches)
@@ -147,13 +147,12 @@ Tuned tune_for(const Options& o, const Dataset& data, Backend& backend, const Tu
     t.tuner.means = request.simulated ? MemoryMeans{.out = simulated.out, .in = simulated.in}
                                       : measure_means(w, large, backend, mover());
   t.tuner.means.swap = swaps;
-  t.tuner.means.recompute = o.fit.swap == SwapMode::automatic || o.fit.swap == SwapMode::recompute;
+  t.tuner.means.recompute = o.swap == SwapMode::automatic || o.swap == SwapMode::recompute;
   t.rows = tune(small, large, t.tuner);
   if (request.measure)
     for (TunedBatch& r : t.rows)
       if (r.fits())
-        r.measured =
-            r.update + measure_batch(w, r.batch, backend, mover(), {.budget = t.tuner.budget, .swap = o.fit.swap});
+        r.measured = r.update + measure_batch(w, r.batch, backend, mover(), {.budget = t.tuner.budget, .swap = o.swap});
   double cap = 0;  // samples of a rank
   if (!request.simulated) {
     t.noise = noise_of(o, data, backend, request);
@@ -165,7 +164,7 @@ Tuned tune_for(const Options& o, const Dataset& data, Backend& backend, const Tu
   return t;
 }
 
-void choose_batch(Options& o, const Dataset& data, Backend& backend) {
+void choose_batch(RunConfig& o, const Dataset& data, Backend& backend) {
   if (o.batch > 0) return;
   if (local_size_from_environment() > 1)
     refuse(

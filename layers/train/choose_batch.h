@@ -31,10 +31,10 @@ struct Tuned {
 
 // Takes model, type, seed, learning rate, schedule, epochs, budget, swap and scratch folder from the options. Throws
 // UsageError if no batch fits, and if the rule is not compatible with the options.
-Tuned tune_for(const Options& options, const Dataset& data, Backend& backend, const TuneRequest& request = {});
+Tuned tune_for(const RunConfig& options, const Dataset& data, Backend& backend, const TuneRequest& request = {});
 
 // If options.batch is 0 (--batch auto): chooses batch, learning rate and schedule, and prints them on stderr.
-void choose_batch(Options& options, const Dataset& data, Backend& backend);
+void choose_batch(RunConfig& options, const Dataset& data, Backend& backend);
 
 // The rates of an H200 that kernels reach (our choice: half of the peak of 67 TFLOP/s in f32 and 990 in bf16, four
 // fifths of the memory's 4.8 TB/s), with PCIe 5.

@@ -14,7 +14,7 @@ namespace tandem {
 // that was given, this throws.
 class Loaders {
  public:
-  Loaders(const Dataset& data, const Options& options, Backend& backend);
+  Loaders(const Dataset& data, const RunConfig& options, Backend& backend);
   operator FitData() { return {train, validation ? &*validation : nullptr, &test}; }
 
   Loader train;
@@ -22,7 +22,8 @@ class Loaders {
   Loader test;
 
  private:
-  Loaders(const std::pair<Pictures, Pictures>& parts, const Pictures& tested, const Options& options, Backend& backend);
+  Loaders(const std::pair<Pictures, Pictures>& parts, const Pictures& tested, const RunConfig& options,
+          Backend& backend);
 };
 
 }  // namespace tandem

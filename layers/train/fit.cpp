@@ -10,9 +10,9 @@
 namespace tandem {
 namespace {
 
-// FitOptions::evaluate. Every rank evaluates all test pictures, without exchange.
+// RunConfig::evaluate. Every rank evaluates all test pictures, without exchange.
 FitReport evaluate_only(Module& model, const Task& task, Backend& backend, const FitData& data,
-                        const FitOptions& options) {
+                        const RunConfig& options) {
   if (!data.test) refuse("--evaluate: there are no test pictures");
   FlatParameters flat(model, backend, options.seed);
   auto warn = [](const std::string& text) { std::fprintf(stderr, "warning: %s\n", text.c_str()); };
@@ -72,7 +72,7 @@ FitReport train(Run& run) {
 }  // namespace
 
 FitReport fit(Module& model, const Task& task, Optimizer& optimizer, Backend& backend, const FitData& data,
-              const FitOptions& options, Strategy* strategy) {
+              const RunConfig& options, Strategy* strategy) {
   if (options.evaluate) return evaluate_only(model, task, backend, data, options);
   const std::unique_ptr<Strategy> own = strategy ? nullptr : strategy_from_environment();
   Run run(model, task, optimizer, backend, data, options, strategy ? *strategy : *own);

@@ -11,8 +11,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-void refuse_options(const Options& o) {
-  const bool one = o.fit.overfit_batch;
+void refuse_options(const RunConfig& o) {
+  const bool one = o.overfit_batch;
   const std::string beside = "--overfit-batch trains on one batch only, 300 times: it has no use for ";
   const struct {
     bool holds;
@@ -22,51 +22,48 @@ void refuse_options(const Options& o) {
        "--batch and --batch-per-rank: the second takes the place of the first, give one of them"},
       {o.given.count("--lr-scale") && o.batch_per_rank == 0,
        "--lr-scale goes with --batch-per-rank: --batch is the same on any number of ranks, and so is --lr"},
-      {(o.given.count("--swap") || o.given.count("--scratch")) && o.fit.memory_budget == 0,
+      {(o.given.count("--swap") || o.given.count("--scratch")) && o.memory_budget == 0,
        "--swap and --scratch say how a budget of memory is kept: add --memory-budget, say --memory-budget 4G"},
-      {o.fit.evaluate && o.fit.memory_budget > 0,
-       "--evaluate saves nothing for backward: it has no use for --memory-budget"},
-      {o.fit.patience > 0 && o.val == 0, "--patience needs validation pictures: add --val, say --val 5000"},
+      {o.evaluate && o.memory_budget > 0, "--evaluate saves nothing for backward: it has no use for --memory-budget"},
+      {o.patience > 0 && o.val == 0, "--patience needs validation pictures: add --val, say --val 5000"},
       {o.mixup > 0 && (o.batch_per_rank ? o.batch_per_rank : o.batch) == 1,
        "--mixup mixes pairs of pictures: a batch of 1 has none"},
-      {o.fit.log_every > 0 && o.fit.metrics.empty(), "--log-every adds lines to the metrics: add --metrics FILE"},
-      {o.fit.evaluate && o.fit.resume.empty() && o.fit.import_export.import_torch.empty(),
+      {o.log_every > 0 && o.metrics.empty(), "--log-every adds lines to the metrics: add --metrics FILE"},
+      {o.evaluate && o.resume.empty() && o.import_export.import_torch.empty(),
        "--evaluate has nothing to evaluate: name a checkpoint with --resume, or weights with --import-torch"},
-      {o.fit.evaluate && o.fit.resume == "auto",
+      {o.evaluate && o.resume == "auto",
        "--evaluate --resume auto: name the checkpoint that is to be evaluated, or its folder"},
-      {o.fit.evaluate && one, "--evaluate trains nothing, --overfit-batch trains on one batch: choose one of them"},
-      {o.fit.evaluate &&
-           !(o.fit.checkpoint + o.fit.metrics + o.fit.import_export.tensorboard + o.fit.import_export.export_torch +
-             o.fit.import_export.export_onnx + o.fit.profiler.dot + o.fit.profiler.trace)
-                .empty(),
+      {o.evaluate && one, "--evaluate trains nothing, --overfit-batch trains on one batch: choose one of them"},
+      {o.evaluate && !(o.checkpoint + o.metrics + o.import_export.tensorboard + o.import_export.export_torch +
+                       o.import_export.export_onnx + o.profiler.dot + o.profiler.trace)
+                          .empty(),
        "--evaluate trains nothing: it writes no --checkpoint, --metrics, --tensorboard, --export-…, --dot and --trace"},
-      {!o.fit.resume.empty() && o.fit.resume != "auto" && !o.fit.import_export.import_torch.empty(),
+      {!o.resume.empty() && o.resume != "auto" && !o.import_export.import_torch.empty(),
        "--resume goes on with the weights of a checkpoint, --import-torch begins with others: give one of them"},
       {one && o.val > 0, beside + "--val"},
       {one && o.given.count("--epochs"), beside + "--epochs"},
-      {one && !o.fit.checkpoint.empty(), beside + "--checkpoint"},
-      {one && !o.fit.resume.empty(), beside + "--resume"},
+      {one && !o.checkpoint.empty(), beside + "--checkpoint"},
+      {one && !o.resume.empty(), beside + "--resume"},
   };
   for (const auto& row : table)
     if (row.holds) throw UsageError(row.text);
 }
 
-void refuse_files(const Options& o) {
-  const ImportExportFiles& f = o.fit.import_export;
-  std::vector<std::pair<std::string, std::string>> places = {{"--metrics", o.fit.metrics},
-                                                             {"--trace", o.fit.profiler.trace},
-                                                             {"--dot", o.fit.profiler.dot},
+void refuse_files(const RunConfig& o) {
+  const ImportExportFiles& f = o.import_export;
+  std::vector<std::pair<std::string, std::string>> places = {{"--metrics", o.metrics},
+                                                             {"--trace", o.profiler.trace},
+                                                             {"--dot", o.profiler.dot},
                                                              {"--export-torch", f.export_torch},
                                                              {"--export-onnx", f.export_onnx}};
   const std::size_t replaced = places.size();  // by this run; the others may meet: checkpoints go where one was resumed
   places.insert(places.end(), {{"--import-torch", f.import_torch}, {"--tensorboard", f.tensorboard}});
   std::error_code none;
-  const bool folder = fs::is_directory(o.fit.resume, none);
-  for (const auto& [option, path] :
-       {std::pair{"--checkpoint", o.fit.checkpoint}, {"--resume", folder ? o.fit.resume : ""}})
+  const bool folder = fs::is_directory(o.resume, none);
+  for (const auto& [option, path] : {std::pair{"--checkpoint", o.checkpoint}, {"--resume", folder ? o.resume : ""}})
     for (const char* file : {"", "last.safetensors", "best.safetensors"})
       if (!path.empty()) places.push_back({option, (fs::path(path) / file).string()});
-  if (!folder) places.push_back({"--resume", o.fit.resume});
+  if (!folder) places.push_back({"--resume", o.resume});
 
   auto canonical = [&](const std::string& path) {  // "run" and "run/" are one
     const fs::path p = fs::weakly_canonical(fs::absolute(path), none);
@@ -82,7 +79,7 @@ void refuse_files(const Options& o) {
 
 }  // namespace
 
-void check_options_agree(const Options& o) {
+void check_options_agree(const RunConfig& o) {
   refuse_options(o);
   refuse_files(o);
 }

@@ -109,9 +109,9 @@ struct Rows {
   }
 };
 
-void training(Rows& t, Options& o) {
+void training(Rows& t, RunConfig& o) {
   t.text("--model", o.model, model_names(), program, check_model_name);
-  t.number("--epochs", o.fit.epochs, 1, large, "passes over the training pictures", in_fit);
+  t.number("--epochs", o.epochs, 1, large, "passes over the training pictures", in_fit);
   OptionSpec& batch =
       t.number("--batch", o.batch, 1, large,
                "pictures per step, shared by the ranks (under an asynchronous strategy: per push)", program);
@@ -125,8 +125,7 @@ void training(Rows& t, Options& o) {
   t.number("--batch-per-rank", o.batch_per_rank, 0, large,
            "pictures per step and rank, instead of --batch (0: --batch)");
   t.number("--lr", o.learning_rate, 0, 1e6, "learning rate (the peak, with one-cycle)");
-  t.choice("--lr-scale", o.fit.lr_scale,
-           {RateScale::clipped, RateScale::linear, RateScale::square_root, RateScale::none},
+  t.choice("--lr-scale", o.lr_scale, {RateScale::clipped, RateScale::linear, RateScale::square_root, RateScale::none},
            "how --lr grows with n ranks, with --batch-per-rank: clipped, linear, sqrt or none", in_fit);
   t.text("--schedule", o.schedule, "constant, cosine, one-cycle, step:30:0.1, step:100,150:0.1, warmup:5+…", program,
          Schedule::parse);
@@ -138,13 +137,12 @@ void training(Rows& t, Options& o) {
            "weight decay, not on biases and batch norm (default of adamw 0.01, of adam and rmsprop 0)", program);
   t.number("--label-smoothing", o.label_smoothing, 0, 0.999, "share of the target spread over all classes", program);
   t.number("--clip", o.clip, 0, 1e9, "largest gradient norm (0: no clipping)");
-  t.number("--ema", o.fit.ema, 0, 0.99999, "decay of an average of the weights, which is then evaluated (0: none)",
-           in_fit);
-  t.number("--accumulate", o.fit.accumulate, 1, large, "batches per step", in_fit);
-  t.flag("--sync-bn", o.fit.sync_batch_norm, true, "batch norm over the pictures of all ranks", in_fit);
+  t.number("--ema", o.ema, 0, 0.99999, "decay of an average of the weights, which is then evaluated (0: none)", in_fit);
+  t.number("--accumulate", o.accumulate, 1, large, "batches per step", in_fit);
+  t.flag("--sync-bn", o.sync_batch_norm, true, "batch norm over the pictures of all ranks", in_fit);
 }
 
-void data(Rows& t, Options& o) {
+void data(Rows& t, RunConfig& o) {
   t.text("--data", o.data, "folder of the data sets, or 'synthetic' (default: $TANDEM_DATA, then data/)", program);
   if (o.data_set.empty()) return;
   t.text("--data-set", o.data_set, dataset_names() + ", a folder of pictures, or an .npy file", program);
@@ -153,7 +151,7 @@ void data(Rows& t, Options& o) {
   t.flag("--skip-broken", o.folder.skip_broken, true, "leave out pictures of a folder that cannot be decoded");
 }
 
-void pictures(Rows& t, Options& o) {
+void pictures(Rows& t, RunConfig& o) {
   t.flag("--augment", o.augment, true, "crop randomly (4 pixels, or an eighth of the side) and flip horizontally",
          program);
   t.flag("--no-augment", o.augment, false, "no random crops and flips");
@@ -166,8 +164,8 @@ void pictures(Rows& t, Options& o) {
            "a of the distribution Beta(a, a) by which pictures are mixed in pairs (0: no mixing)", program);
 }
 
-void machine(Rows& t, Options& o) {
-  t.number("--seed", o.fit.seed, 0, ~std::uint64_t{0}, "seed of all random numbers", in_fit);
+void machine(Rows& t, RunConfig& o) {
+  t.number("--seed", o.seed, 0, ~std::uint64_t{0}, "seed of all random numbers", in_fit);
   t.text("--device", o.device, "cpu, reference, cuda or cuda:INDEX", {}, [](const std::string& v) {
     if (v != "cpu" && v != "reference" && v != "cuda" && !v.starts_with("cuda:"))
       bad("--device", v, "cpu, reference, cuda or cuda:INDEX");
@@ -181,49 +179,48 @@ void machine(Rows& t, Options& o) {
            " (four per core)");
 }
 
-void memory(Rows& t, Options& o) {
+void memory(Rows& t, RunConfig& o) {
   t.add({"--memory-budget", "bytes that the run may take on its device: 800M, 4G (0: all there are)", "0",
-         [&o](const std::string& v) { o.fit.memory_budget = bytes_in("--memory-budget", v); }});
-  t.choice("--swap", o.fit.swap, {SwapMode::automatic, SwapMode::swap, SwapMode::recompute, SwapMode::off},
+         [&o](const std::string& v) { o.memory_budget = bytes_in("--memory-budget", v); }});
+  t.choice("--swap", o.swap, {SwapMode::automatic, SwapMode::swap, SwapMode::recompute, SwapMode::off},
            "how --memory-budget is enforced: auto, swap (to --scratch), recompute, or off (only measured)");
-  t.text("--scratch", o.fit.scratch,
+  t.text("--scratch", o.scratch,
          "where tensors are swapped to: a folder (default: $TMPDIR, then /tmp); on a GPU the host's memory: pinned "
          "(default) or unified");
 }
 
-void schedule_of_run(Rows& t, Options& o) {
+void schedule_of_run(Rows& t, RunConfig& o) {
   t.number("--val", o.val, 0, large, "training pictures to hold back for choices", program);
-  t.number("--patience", o.fit.patience, 0, large,
+  t.number("--patience", o.patience, 0, large,
            "stop after this number of epochs without a better validation (needs --val; 0: never)");
-  t.text("--checkpoint", o.fit.checkpoint,
+  t.text("--checkpoint", o.checkpoint,
          "folder for last.safetensors (every epoch, and when stopped) and best.safetensors");
   t.text(
-      "--resume", o.fit.resume,
+      "--resume", o.resume,
       "continue from a checkpoint, or from the last one in a folder; auto: from the one in --checkpoint, if it exists");
-  t.number("--stop-after", o.fit.stop_after, 0, large, "stop after this step of the run (0: never)");
-  t.flag("--evaluate", o.fit.evaluate, true,
+  t.number("--stop-after", o.stop_after, 0, large, "stop after this step of the run (0: never)");
+  t.flag("--evaluate", o.evaluate, true,
          "do not train; print the test accuracy of the weights of --resume or --import-torch");
 }
 
-void reports(Rows& t, Options& o) {
-  t.text("--metrics", o.fit.metrics,
+void reports(Rows& t, RunConfig& o) {
+  t.text("--metrics", o.metrics,
          "file for metrics, one JSON object a line; replaces an existing file; --resume appends");
-  t.number("--log-every", o.fit.log_every, 0, large, "steps between two step lines in the metrics (0: no step lines)");
-  t.flag("--summary", o.fit.profiler.summary, true, "print the table of modules first");
-  t.text("--dot", o.fit.profiler.dot, "file for a picture of the tape (render it with dot -Tsvg)");
-  t.flag("--profile", o.fit.profiler.profile, true, "print the time of each operation of a step");
-  t.text("--trace", o.fit.profiler.trace, "file for Chrome's trace viewer or ui.perfetto.dev");
-  t.flag("--memory", o.fit.profiler.memory, true, "print the memory use of a step");
-  t.flag("--overfit-batch", o.fit.overfit_batch, true, "train on one batch only, to test whether the model can learn");
-  t.text("--import-torch", o.fit.import_export.import_torch,
+  t.number("--log-every", o.log_every, 0, large, "steps between two step lines in the metrics (0: no step lines)");
+  t.flag("--summary", o.profiler.summary, true, "print the table of modules first");
+  t.text("--dot", o.profiler.dot, "file for a picture of the tape (render it with dot -Tsvg)");
+  t.flag("--profile", o.profiler.profile, true, "print the time of each operation of a step");
+  t.text("--trace", o.profiler.trace, "file for Chrome's trace viewer or ui.perfetto.dev");
+  t.flag("--memory", o.profiler.memory, true, "print the memory use of a step");
+  t.flag("--overfit-batch", o.overfit_batch, true, "train on one batch only, to test whether the model can learn");
+  t.text("--import-torch", o.import_export.import_torch,
          "file with the first weights, from PyTorch (safetensors of a state_dict)");
-  t.text("--export-torch", o.fit.import_export.export_torch, "file for the trained weights, for PyTorch (safetensors)");
-  t.text("--export-onnx", o.fit.import_export.export_onnx, "file for the trained model as an ONNX graph");
-  t.text("--tensorboard", o.fit.import_export.tensorboard,
-         "folder for TensorBoard: curves, and histograms once an epoch");
+  t.text("--export-torch", o.import_export.export_torch, "file for the trained weights, for PyTorch (safetensors)");
+  t.text("--export-onnx", o.import_export.export_onnx, "file for the trained model as an ONNX graph");
+  t.text("--tensorboard", o.import_export.tensorboard, "folder for TensorBoard: curves, and histograms once an epoch");
 }
 
-void arithmetic(Rows& t, Options& o) {
+void arithmetic(Rows& t, RunConfig& o) {
   t.flag("--deterministic", o.deterministic, true, "bit-identical for the same binary, device and threads");
   t.flag("--exact-conv", o.exact_conv, true, "no Winograd convolution", program);
   t.flag("--tf32", o.tf32, true, "f32 products with 10 bits of precision, on a GPU's tensor cores");
@@ -231,7 +228,7 @@ void arithmetic(Rows& t, Options& o) {
 
 }  // namespace
 
-std::vector<OptionSpec> option_table(Options& o) {
+std::vector<OptionSpec> option_table(RunConfig& o) {
   Rows t;
   t.all.reserve(64);  // references to rows stay valid
   data(t, o), training(t, o), pictures(t, o), machine(t, o), memory(t, o), schedule_of_run(t, o), reports(t, o),
@@ -239,12 +236,11 @@ std::vector<OptionSpec> option_table(Options& o) {
   return std::move(t.all);
 }
 
-Settings settings_of(const Options& options, OptionSpec::Decides decides) {
-  Options o = options;
+Settings settings_of(const RunConfig& config, OptionSpec::Decides decides) {
+  RunConfig o = config;
   Settings s;
   for (const OptionSpec& row : option_table(o))
-    if (row.decides == decides &&
-        (o.accepted.empty() || std::find(o.accepted.begin(), o.accepted.end(), row.name) != o.accepted.end()))
+    if (row.decides == decides && (decides == Decides::fit || std::ranges::count(o.accepted, row.name)))
       s.push_back({row.name, plain_text(row.value())});  // a path may hold any bytes, a checkpoint UTF-8
   return s;
 }

@@ -25,9 +25,10 @@ bool adaptive(const std::string& optimizer) {
 
 }  // namespace
 
-Options parse_options(int argc, char** argv, const std::string& description, const Options& defaults,
-                      const std::vector<std::string>& only, const std::vector<OptionSpec>& own) {
-  Options o = defaults;
+RunConfig parse_options(int argc, char** argv, const std::string& description, const RunConfig& defaults,
+                        const std::vector<std::string>& only, const std::vector<OptionSpec>& own) {
+  RunConfig o = defaults;
+  if (o.schedule.empty()) o.schedule = "one-cycle";
   std::vector<OptionSpec> specs = option_table(o);
   for (const std::string& name : only)
     require(std::any_of(specs.begin(), specs.end(), [&](const OptionSpec& s) { return s.name == name; }),
@@ -35,6 +36,7 @@ Options parse_options(int argc, char** argv, const std::string& description, con
   if (!only.empty())
     std::erase_if(specs,
                   [&](const OptionSpec& s) { return std::find(only.begin(), only.end(), s.name) == only.end(); });
+  for (const OptionSpec& s : specs) o.accepted.push_back(s.name);
   specs.insert(specs.end(), own.begin(), own.end());
   for (OptionSpec& s : specs)
     s.set = [&o, name = s.name, set = std::move(s.set)](const std::string& v) { set(v), o.given.insert(name); };
@@ -46,37 +48,24 @@ Options parse_options(int argc, char** argv, const std::string& description, con
     if (adaptive(o.optimizer) && !o.given.count("--weight-decay")) o.weight_decay = o.optimizer == "adamw" ? 1e-2 : 0;
     if (o.optimizer == "rmsprop" && !o.given.count("--momentum")) o.momentum = 0;
   }
-  o.accepted = only;
   check_options_agree(o);
+  if (o.overfit_batch) o.epochs = 1;
   return o;
 }
 
-FitOptions fit_options(const Options& o) {
-  FitOptions fit = o.fit;
-  if (fit.overfit_batch) fit.epochs = 1;
-  fit.schedule = Schedule::parse(o.schedule);
-  fit.settings = settings_of(o, OptionSpec::Decides::program);
-  return fit;
-}
-
-std::unique_ptr<Optimizer> make_optimizer(const Options& o) {
+std::unique_ptr<Optimizer> make_optimizer(const RunConfig& o) {
   std::unique_ptr<Optimizer> optimizer;
+  const double rate = o.learning_rate, momentum = o.momentum, decay = o.weight_decay;
   if (o.optimizer == "adamw" || o.optimizer == "adam")
-    optimizer = std::make_unique<AdamW>(AdamWOptions{.learning_rate = o.learning_rate,
-                                                     .beta1 = o.momentum,
-                                                     .weight_decay = o.weight_decay,
-                                                     .decoupled = o.optimizer == "adamw"});
+    optimizer.reset(new AdamW(
+        {.learning_rate = rate, .beta1 = momentum, .weight_decay = decay, .decoupled = o.optimizer == "adamw"}));
   else if (o.optimizer == "rmsprop")
-    optimizer = std::make_unique<RMSprop>(
-        RMSpropOptions{.learning_rate = o.learning_rate, .momentum = o.momentum, .weight_decay = o.weight_decay});
+    optimizer.reset(new RMSprop({.learning_rate = rate, .momentum = momentum, .weight_decay = decay}));
   else if (o.optimizer == "lars")
-    optimizer = std::make_unique<LARS>(
-        LARSOptions{.learning_rate = o.learning_rate, .momentum = o.momentum, .weight_decay = o.weight_decay});
+    optimizer.reset(new LARS({.learning_rate = rate, .momentum = momentum, .weight_decay = decay}));
   else
-    optimizer = std::make_unique<SGD>(SGDOptions{.learning_rate = o.learning_rate,
-                                                 .momentum = o.momentum,
-                                                 .nesterov = o.nesterov,
-                                                 .weight_decay = o.weight_decay});
+    optimizer.reset(
+        new SGD({.learning_rate = rate, .momentum = momentum, .nesterov = o.nesterov, .weight_decay = decay}));
   if (o.dtype == DType::f16) optimizer->loss_scaling.emplace();
   optimizer->clip_norm = o.clip;
   return optimizer;
@@ -98,7 +87,7 @@ int threads_of_rank(int local_size, int cores, int allowed) {
 
 namespace {
 // By default the ranks of a host share its cores: more threads than cores would only wait for each other.
-int threads_for(const Options& o) {
+int threads_for(const RunConfig& o) {
   const int ranks = local_size_from_environment();
   if (o.threads > 0 || ranks < 2 || std::getenv("OMP_NUM_THREADS")) return o.threads;
   const double cores = std::min(double(sysconf(_SC_NPROCESSORS_ONLN)), std::ceil(core_quota()));
@@ -106,7 +95,7 @@ int threads_for(const Options& o) {
 }
 }  // namespace
 
-std::unique_ptr<Backend> make_backend(const Options& o) {
+std::unique_ptr<Backend> make_backend(const RunConfig& o) {
   std::unique_ptr<Backend> backend;
   try {
     if (o.device == "reference")

@@ -5,6 +5,7 @@
 
 #include "core/error.h"
 #include "core/text.h"
+#include "layers/export/summary.h"
 
 namespace tandem {
 
@@ -58,25 +59,21 @@ std::string Profile::text(std::size_t rows) const {
   if (steps == 0) return "profile: no step was looked at\n";
   const double whole = step_ms + wait_ms, operations = forward_ms + backward_ms;
   std::string out = printed("profile of %s, ms per step\n", counted(steps, "step").c_str());
-  auto phase = [&](const char* name, double ms) {
-    out += printed("  %-28s %9.3f  %5.1f %%\n", name, ms, 100 * ms / std::max(1e-12, whole));
-  };
-  phase("waiting for a batch", wait_ms);
-  phase("forward", forward_ms);
-  phase("backward", backward_ms);
-  phase("optimizer", optimizer_ms);
-  phase("rest of the step", step_ms - operations - optimizer_ms);
-  auto table = [&](const std::vector<ProfileRow>& list, bool modules) {
-    std::size_t wide = 6;
-    for (std::size_t i = 0; i < std::min(rows, list.size()); i++) wide = std::max(wide, list[i].module.size());
-    const int w = modules ? int(std::min<std::size_t>(wide, 40)) : 0;
-    out += printed("%-16s %-*s %6s %9s %9s %7s  %s\n", "operation", w, modules ? "module" : "", "calls", "forward",
-                   "backward", "share", "rate");
+  auto share_of = [](double ms, double all) { return printed("%.1f %%", 100 * ms / std::max(1e-12, all)); };
+  std::vector<std::vector<std::string>> phases;
+  for (const auto& [name, ms] : {std::pair{"waiting for a batch", wait_ms},
+                                 {"forward", forward_ms},
+                                 {"backward", backward_ms},
+                                 {"optimizer", optimizer_ms},
+                                 {"rest of the step", step_ms - operations - optimizer_ms}})
+    phases.push_back({std::string("  ") + name, printed("%.3f", ms), share_of(ms, whole)});
+  out += aligned(phases, 1);
+  auto table = [&](const std::vector<ProfileRow>& list, const char* module) {
+    std::vector<std::vector<std::string>> lines{{"operation", module, "calls", "forward", "backward", "share", "rate"}};
     double rest = 0;
-    for (std::size_t i = 0; i < list.size(); i++) {
-      const ProfileRow& r = list[i];
+    for (const ProfileRow& r : list) {
       const double ms = r.ms();
-      if (i >= rows) {
+      if (lines.size() > rows) {
         rest += ms;
         continue;
       }
@@ -85,17 +82,15 @@ std::string Profile::text(std::size_t rows) const {
                          : r.flops > 0                      ? printed("%.0f GFLOP/s", r.flops / ms / 1e6)
                          : r.bytes > 0 && r.op != "reshape" ? printed("%.1f GB/s", r.bytes / ms / 1e6)
                                                             : "";
-      out += printed("%-16s %-*s %6.4g %9.3f %9.3f %5.1f %%  %s\n", r.op.c_str(), w, r.module.c_str(), r.calls,
-                     r.forward_ms, r.backward_ms, 100 * ms / std::max(1e-12, operations), rate.c_str());
+      lines.push_back({r.op, r.module, printed("%.4g", r.calls), printed("%.3f", r.forward_ms),
+                       printed("%.3f", r.backward_ms), share_of(ms, operations), rate});
     }
+    out += "\n" + aligned(lines, 2);
     if (list.size() > rows)
-      out += printed("and %zu more: %.3f ms, %.1f %%\n", list.size() - rows, rest,
-                     100 * rest / std::max(1e-12, operations));
+      out += printed("and %zu more: %.3f ms, %s\n", list.size() - rows, rest, share_of(rest, operations).c_str());
   };
-  out += "\n";
-  table(by_op, false);
-  out += "\n";
-  table(by_module, true);
+  table(by_op, "");
+  table(by_module, "module");
   return out;
 }
 
@@ -112,14 +107,15 @@ std::string MemoryReport::text(std::size_t rows) const {
     std::vector<std::pair<std::string, std::size_t>> sorted(by.begin(), by.end());
     std::stable_sort(sorted.begin(), sorted.end(), [](auto& a, auto& b) { return a.second > b.second; });
     out += "kept for backward by " + std::string(what) + ": " + readable_bytes(double(saved_bytes)) + "\n";
+    std::vector<std::vector<std::string>> lines;
     std::size_t rest = 0;
-    for (std::size_t i = 0; i < sorted.size(); i++) {
-      if (i < rows)
-        out += printed("  %-28s %10s\n", sorted[i].first.c_str(), readable_bytes(double(sorted[i].second)).c_str());
+    for (const auto& [name, bytes] : sorted)
+      if (lines.size() < rows)
+        lines.push_back({"  " + name, readable_bytes(double(bytes))});
       else
-        rest += sorted[i].second;
-    }
-    if (rest) out += printed("  %zu more %31s\n", sorted.size() - rows, readable_bytes(double(rest)).c_str());
+        rest += bytes;
+    if (rest) lines.push_back({printed("  %zu more", sorted.size() - rows), readable_bytes(double(rest))});
+    out += aligned(lines, 1);
   };
   list("operation", by_op);
   list("module", by_module);

@@ -10,11 +10,9 @@
 #include "layers/train/options.h"
 
 namespace tandem {
-Settings recipe_of(const FitOptions& options, const Task& task, const Optimizer& optimizer, const Strategy& strategy,
+Settings recipe_of(const RunConfig& options, const Task& task, const Optimizer& optimizer, const Strategy& strategy,
                    const BatchSource& train) {
-  Options all;
-  all.fit = options;
-  Settings s = settings_of(all, OptionSpec::Decides::fit);
+  Settings s = settings_of(options, OptionSpec::Decides::fit);
   s.insert(s.end(), {{"--optimizer", optimizer.name()},
                      {"--lr", digits(optimizer.learning_rate())},
                      {"--clip", digits(optimizer.clip_norm)},
@@ -23,7 +21,8 @@ Settings recipe_of(const FitOptions& options, const Task& task, const Optimizer&
                      {"ranks", std::to_string(strategy.size())},
                      {"strategy", strategy.name()}});
   if (task.name != "classification") s.push_back({"task", task.name});
-  s.insert(s.end(), options.settings.begin(), options.settings.end());
+  for (const Settings& more : {settings_of(options, OptionSpec::Decides::program), options.settings})
+    s.insert(s.end(), more.begin(), more.end());
   for (const auto& described : train.description()) s.push_back(described);
   return s;
 }
@@ -48,7 +47,7 @@ MetricFields recipe_fields(const Settings& settings, const std::string& optimize
   return fields;
 }
 
-void agree(Strategy& strategy, const Settings& settings, const FitOptions& options, bool resumes) {
+void agree(Strategy& strategy, const Settings& settings, const RunConfig& options, bool resumes) {
   if (strategy.size() == 1) return;
   std::string mine = strategy.where() + "\n";
   for (const auto& [name, value] : settings)
@@ -77,16 +76,21 @@ Cutting cutting_of(const Strategy& strategy, const BatchSource& train, const Bat
           .times = train.grows_with_ranks() ? ranks.per_step : 1};
 }
 
-Rates rates_of(const FitOptions& options, double given, int times, double steps_per_epoch) {
+Schedule schedule_of(const RunConfig& options) {
+  return options.schedule.empty() ? Schedule() : Schedule::parse(options.schedule);
+}
+
+Rates rates_of(const RunConfig& options, double given, int times, double steps_per_epoch) {
   const double base = scaled(options.lr_scale, given, times), total = steps_per_epoch * options.epochs;
-  const bool warms_up = options.schedule.warmup > 0 || options.schedule.kind == Schedule::Kind::one_cycle;
+  const Schedule schedule = schedule_of(options);
+  const bool warms_up = schedule.warmup > 0 || schedule.kind == Schedule::Kind::one_cycle;
   const double rise = warms_up || base == given ? 0 : std::min(5 * steps_per_epoch, total / 10);
   return {.given = given,
           .base = base,
           .total = total,
           .steps_per_epoch = steps_per_epoch,
           .rise = rise,
-          .schedule = options.schedule};
+          .schedule = schedule};
 }
 
 }  // namespace tandem

@@ -15,15 +15,15 @@
 namespace tandem {
 namespace {
 
-void check(const FitOptions& options, const FitData& data) {
+void check(const RunConfig& options, const FitData& data) {
   require(options.ema >= 0 && options.ema < 1, "fit: ema ", options.ema, " must be at least 0 and below 1");
   require(options.epochs >= 0 && options.patience >= 0 && options.stop_after >= 0 && options.log_every >= 0,
           "fit: epochs, patience, stop_after and log_every must be at least 0");
   if (options.patience > 0 && !data.validation)
     refuse("--patience ", options.patience, ": there is no validation: hold pictures back with --val");
-  if (options.schedule.warmup > options.epochs && !options.overfit_batch)
-    refuse("--schedule: a warm-up of ", options.schedule.warmup, " epochs is longer than the run: --epochs ",
-           options.epochs);
+  const double warmup = schedule_of(options).warmup;
+  if (warmup > options.epochs && !options.overfit_batch)
+    refuse("--schedule: a warm-up of ", warmup, " epochs is longer than the run: --epochs ", options.epochs);
 }
 
 // The part of the data that this rank trains on and evaluates.
@@ -44,7 +44,7 @@ FitData share_of(Strategy& strategy, const FitData& given, OneBatch* one_batch, 
 }
 
 // The mover for saved tensors that are swapped out.
-std::unique_ptr<Mover> mover_of(const FitOptions& options, Backend& backend) {
+std::unique_ptr<Mover> mover_of(const RunConfig& options, Backend& backend) {
   if (options.swap == SwapMode::off) return nullptr;
   const bool of_gpu = options.scratch == "pinned" || options.scratch == "unified";
   if (!backend.asynchronous() && of_gpu) refuse("--scratch ", options.scratch, " is for a GPU: here it is a folder");
@@ -79,7 +79,7 @@ Measures measures_in(const std::string& text) {
 
 // ---- before the first step ------------------------------------------------------------------------------------------
 Run::Run(Module& given_model, const Task& given_task, Optimizer& given_optimizer, Backend& given_backend,
-         const FitData& given, const FitOptions& given_options, Strategy& given_strategy)
+         const FitData& given, const RunConfig& given_options, Strategy& given_strategy)
     : model(given_model),
       task(given_task),
       optimizer(given_optimizer),
@@ -92,7 +92,7 @@ Run::Run(Module& given_model, const Task& given_task, Optimizer& given_optimizer
       data(share_of(strategy, given, one_batch.get(), options.accumulate)),
       settings(recipe_of(options, task, optimizer, strategy, data.train)),
       flat(model, backend, options.seed, prepare()),
-      about(about_run(data.train, options.settings)),
+      about(about_run(data.train, settings)),
       clip_before_(optimizer.clip_norm),
       if_not_finite_before_(optimizer.if_not_finite),
       sums_(backend) {
@@ -160,7 +160,7 @@ void Run::begin() {
                show_progress(*this), warn_of_doubts(), stop_early(),         checkpoints};
   if (one_batch) callbacks.push_back(overfit_batch());
   callbacks.insert(callbacks.end(), options.callbacks.begin(), options.callbacks.end());
-  for (auto& c : callbacks) require(c != nullptr, "fit: FitOptions::callbacks holds a null pointer");
+  for (auto& c : callbacks) require(c != nullptr, "fit: RunConfig::callbacks holds a null pointer");
   for (auto& c : callbacks) c->begin(*this);
   optimizer.if_not_finite = IfNotFinite::wait;  // the device's flag is read every few steps
   counters_.emplace(optimizer.state());

@@ -17,13 +17,13 @@
 namespace tandem {
 
 // All settings that affect the result, without the machine and the program, by the options' names.
-Settings recipe_of(const FitOptions& options, const Task& task, const Optimizer& optimizer, const Strategy& strategy,
+Settings recipe_of(const RunConfig& options, const Task& task, const Optimizer& optimizer, const Strategy& strategy,
                    const BatchSource& train);
 // The settings in the first line of the metrics, without the size of the run.
 MetricFields recipe_fields(const Settings& settings, const std::string& optimizer, std::int64_t batch);
 // Throws UsageError that names the first difference between the ranks. The location of the data may differ by host.
 // All ranks call it.
-void agree(Strategy& strategy, const Settings& settings, const FitOptions& options, bool resumes);
+void agree(Strategy& strategy, const Settings& settings, const RunConfig& options, bool resumes);
 
 // How the ranks share a batch.
 struct Cutting {
@@ -46,13 +46,14 @@ struct Rates {
     return rate * schedule.factor(step, total, steps_per_epoch);
   }
 };
-Rates rates_of(const FitOptions& options, double given, int times, double steps_per_epoch);
+Schedule schedule_of(const RunConfig& options);
+Rates rates_of(const RunConfig& options, double given, int times, double steps_per_epoch);
 
 class Run {
  public:
   // Checks the options, compares them with the other ranks, allocates the parameters and loads the run to resume.
   Run(Module& model, const Task& task, Optimizer& optimizer, Backend& backend, const FitData& data,
-      const FitOptions& options, Strategy& strategy);
+      const RunConfig& options, Strategy& strategy);
   ~Run();
   Run(const Run&) = delete;
 
@@ -80,7 +81,7 @@ class Run {
   Optimizer& optimizer;
   Backend& backend;
   Strategy& strategy;
-  const FitOptions& options;
+  const RunConfig& options;
   const bool first_rank;  // whether this is the rank that writes files and lines
   CheckpointFiles files;
   std::unique_ptr<OneBatch> one_batch;  // with overfit_batch

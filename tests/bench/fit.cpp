@@ -63,7 +63,7 @@ int main(int argc, char** argv) {
       auto model = make_model(name, 10, gray ? 1 : 3, gray ? 28 : 32);
       SGD sgd({.learning_rate = 1e-4, .momentum = 0.9, .weight_decay = 5e-4});
       auto times = std::make_shared<Times>();
-      FitOptions options{.epochs = 1000, .progress = false, .stop_after = ends_after};
+      RunConfig options{.epochs = 1000, .progress = false, .stop_after = ends_after};
       options.callbacks = {times};
       fit(*model, cross_entropy_loss(), sgd, *backend, {train, nullptr, nullptr}, options, &s);
       return *times;

@@ -17,7 +17,7 @@ using namespace tandem;
 int main(int argc, char** argv) {
   int held = 0;
   const int status = run_program(argc, argv, [&] {
-    Options o{.device = "cuda"};
+    RunConfig o{.device = "cuda"};
     std::string jsonl;
     double seconds = 1e9;
     std::vector<std::string> words;

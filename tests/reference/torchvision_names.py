@@ -3,15 +3,14 @@
 
     python3 torchvision_names.py [FILE]      needs torch and torchvision
 
-Of each model a line `MODEL ENTRIES HASH`, and of two a line for each entry of its state_dict, `MODEL NAME SIZES...`.
-The hash is FNV-1a, 64 bits, of the lines `NAME SIZES...` of all entries, sorted. Filters are in PyTorch's order, OIHW;
-the counters num_batches_tracked, which hold no shape, are left out.
+Of each model a line `MODEL ENTRIES HASH`: the number of entries of its state_dict, and FNV-1a, 64 bits, of the lines
+`NAME SIZES...` of all of them, sorted. Filters are in PyTorch's order, OIHW; the counters num_batches_tracked, which
+hold no shape, are left out. `--entries` prints those lines as well, to compare with what the test prints.
 """
 import os
 import sys
 
 MODELS = ("vgg11_bn", "vgg16_bn", "resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
-WHOLE = ("vgg11_bn", "resnet18")
 
 
 def fnv(text):
@@ -21,20 +20,16 @@ def fnv(text):
     return value
 
 
-def write(entries, out):
-    """entries: of each model, its lines "NAME SIZES..." """
-    for model in MODELS:
-        print(model, len(entries[model]), fnv("".join(line + "\n" for line in sorted(entries[model]))), file=out)
-    for model in WHOLE:
-        for line in entries[model]:
-            print(model, line, file=out)
-
-
 if __name__ == "__main__":
     import torchvision.models
 
-    path = sys.argv[1] if len(sys.argv) > 1 else os.path.splitext(os.path.abspath(__file__))[0] + ".txt"
-    states = {model: getattr(torchvision.models, model)().state_dict() for model in MODELS}
+    names = [a for a in sys.argv[1:] if a != "--entries"]
+    path = names[0] if names else os.path.splitext(os.path.abspath(__file__))[0] + ".txt"
     with open(path, "w") as file:
-        write({model: [" ".join([name, *map(str, value.shape)]) for name, value in state.items()
-                       if not name.endswith("num_batches_tracked")] for model, state in states.items()}, file)
+        for model in MODELS:
+            lines = sorted(" ".join([name, *map(str, value.shape)])
+                           for name, value in getattr(torchvision.models, model)().state_dict().items()
+                           if not name.endswith("num_batches_tracked"))
+            print(model, len(lines), fnv("".join(line + "\n" for line in lines)), file=file)
+            if "--entries" in sys.argv:
+                print(model, *lines, sep="\n")

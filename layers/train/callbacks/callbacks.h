@@ -8,12 +8,12 @@
 namespace tandem {
 
 std::shared_ptr<Callback> stop_on_signal();   // SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGXCPU
-std::shared_ptr<Callback> profile(Run& run);  // FitOptions::profiler
+std::shared_ptr<Callback> profile(Run& run);  // RunConfig::profiler
 std::shared_ptr<Callback> write_metrics(Run& run);
-std::shared_ptr<Callback> write_exports(Run& run);  // FitOptions::import_export
+std::shared_ptr<Callback> write_exports(Run& run);  // RunConfig::import_export
 std::shared_ptr<Callback> show_progress(Run& run);
 std::shared_ptr<Callback> warn_of_doubts();
-std::shared_ptr<Callback> stop_early();  // FitOptions::patience; finds the best epoch in any case
+std::shared_ptr<Callback> stop_early();  // RunConfig::patience; finds the best epoch in any case
 std::shared_ptr<Callback> save_checkpoints(Run& run);
 std::shared_ptr<Callback> overfit_batch();
 

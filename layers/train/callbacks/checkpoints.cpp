@@ -5,7 +5,7 @@
 namespace tandem {
 namespace {
 
-// FitOptions::checkpoint: last.safetensors after every epoch and when the run is stopped or another rank is lost,
+// RunConfig::checkpoint: last.safetensors after every epoch and when the run is stopped or another rank is lost,
 // best.safetensors after an epoch that is better than all before.
 class Checkpoints : public Callback {
  public:

@@ -10,7 +10,7 @@ std::pair<double, double> merit(const EpochReport& e) {
   return {-e.train_loss, 0};
 }
 
-// Finds the best epoch, and ends the run after FitOptions::patience epochs without improvement.
+// Finds the best epoch, and ends the run after RunConfig::patience epochs without improvement.
 class EarlyStop : public Callback {
  public:
   void epoch_end(Run& run) override {

@@ -10,7 +10,7 @@
 namespace tandem {
 namespace {
 
-// FitOptions::import_export: TensorBoard during training, PyTorch weights and ONNX at the end.
+// RunConfig::import_export: TensorBoard during training, PyTorch weights and ONNX at the end.
 class Exports : public Callback {
  public:
   static constexpr std::int64_t every = 50;  // steps from one point of a curve to the next

@@ -8,7 +8,7 @@
 namespace tandem {
 namespace {
 
-// FitOptions::metrics: a JSON line when the run starts, every log_every steps, after every epoch, for every rank, at
+// RunConfig::metrics: a JSON line when the run starts, every log_every steps, after every epoch, for every rank, at
 // the end.
 class Metrics : public Callback {
  public:

@@ -7,7 +7,7 @@
 namespace tandem {
 namespace {
 
-// FitOptions::overfit_batch: stops when the loss of the one batch is near zero, and reports at the end whether the
+// RunConfig::overfit_batch: stops when the loss of the one batch is near zero, and reports at the end whether the
 // model learns.
 class OverfitBatch : public Callback {
  public:

@@ -21,7 +21,7 @@ TrainingState state_of(const Run& run) {
   return s;
 }
 
-// FitOptions::profiler. Only rank 0 prints and writes; the other ranks send it their traces.
+// RunConfig::profiler. Only rank 0 prints and writes; the other ranks send it their traces.
 class ShowSteps : public Callback {
  public:
   // Throws UsageError when a file cannot be written, or contains something else: before the training.

@@ -15,7 +15,7 @@ long long whole(std::int64_t n) { return n; }
 // "batch 128 = 4 × 32, as on one machine".
 std::string text_of(const Run& run) {
   const Cutting& c = run.cutting;
-  const FitOptions& options = run.options;
+  const RunConfig& options = run.options;
   const double rate = run.rates.given;
   const std::string lr = ", lr " + digits(rate);
   if (run.strategy.ranks().batch_shares == 1)

@@ -21,7 +21,7 @@ constexpr double few_steps = 600;
 // Settings that probably give a worse result.
 std::vector<std::string> doubts(const Run& run) {
   const Cutting& c = run.cutting;
-  const FitOptions& options = run.options;
+  const RunConfig& options = run.options;
   const double steps = run.rates.total;
   std::vector<std::string> all;
   if (c.shares > 1 && c.smallest() < 16 && !options.sync_batch_norm && !run.model.buffers().empty())
@@ -34,11 +34,10 @@ std::vector<std::string> doubts(const Run& run) {
   if (options.accumulate > run.batches_per_epoch())
     all.push_back("--accumulate " + std::to_string(options.accumulate) + ": an epoch has " +
                   std::to_string(run.batches_per_epoch()) + " batches, so each epoch makes one smaller step");
-  const double first_change =
-      options.schedule.milestones.empty() ? options.schedule.every : options.schedule.milestones.front();
-  if (options.schedule.kind == Schedule::Kind::step && options.schedule.warmup + first_change >= options.epochs &&
-      options.epochs > 0)
-    all.push_back("--schedule: its first change, after epoch " + digits(options.schedule.warmup + first_change) +
+  const Schedule& schedule = run.rates.schedule;
+  const double first_change = schedule.milestones.empty() ? schedule.every : schedule.milestones.front();
+  if (schedule.kind == Schedule::Kind::step && schedule.warmup + first_change >= options.epochs && options.epochs > 0)
+    all.push_back("--schedule: its first change, after epoch " + digits(schedule.warmup + first_change) +
                   ", is not within the run: --epochs " + std::to_string(options.epochs));
   return all;
 }
