@@ -98,7 +98,7 @@ objects  := $(addprefix $(OBJ)/,$(addsuffix .o,$(basename $(sources)))) $(OBJ)/b
 launcher := $(if $(UCX_ON),$(BUILD)/tandem-run)
 programs := $(addprefix $(BUILD)/,$(basename $(notdir $(examples)))) $(launcher)
 bench_programs := $(benches:tests/bench/%.cpp=$(BUILD)/bench_%)
-test_objects   := $(tests:%.cpp=$(OBJ)/%.o) $(if $(NCCL_ON)$(NCCL_REASON),,$(OBJ)/dist/collectives/nccl.o)# tested without a GPU, too
+test_objects   := $(tests:%.cpp=$(OBJ)/%.o) $(if $(NCCL_ON)$(filter-out $(tests),tests/fake_nccl.cpp),,$(OBJ)/dist/collectives/nccl.o)# tested without a GPU, too
 every_object   := $(sort $(objects) $(test_objects) $(patsubst %.cpp,$(OBJ)/%.o,$(examples) $(benches) $(gpu_check) tests/strangers.cpp $(if $(plans),cuda/plans.cpp tests/cuda_plans.cpp))) \
                   $(if $(launcher),$(OBJ)/dist/job/tandem-run.o)
 

@@ -97,12 +97,16 @@ struct Structure {
     }
   }
 
-  // The header of a BMP has the size of the file, with the lowest byte first.
-  void bmp() {
-    at = 2;
-    const std::uint32_t size = __builtin_bswap32(next(4));
+  // The rows of a BMP are whole words of four bytes, uncompressed: stb reads no others. Its numbers have the lowest
+  // byte first, and the first version of the header has 12 bytes.
+  void bmp(std::int64_t width, std::int64_t height) {
+    const auto number = [this](std::uint64_t where) {
+      at = where;
+      return __builtin_bswap32(next(4));
+    };
+    const std::uint32_t pixels = number(10), bits = number(number(14) == 12 ? 24 : 28) & 0xffff;
     at = 0;
-    skip(size);
+    skip(pixels + (std::uint64_t(width) * bits + 31) / 32 * 4 * std::uint64_t(height));
   }
 
   // P5 or P6, then width, height and largest value as text, one white space, and the bytes.
@@ -151,7 +155,7 @@ Image decode_image(const ByteSource& file, int channels) {
   const std::int64_t area = std::int64_t(width) * height, per_byte = jpeg ? 512 : png ? 8 * 1032 : bmp ? 8 : 1;
   if (std::uint64_t(area / per_byte) > bytes.size())
     file.reject("it announces ", height, " × ", width, " pixels, more than ", bytes.size(), " bytes can hold");
-  if (bmp) structure.bmp();
+  if (bmp) structure.bmp(width, height);
   if (!jpeg && !png && !bmp) structure.pnm(width, height);
   const std::size_t needed = std::size_t(area) * (jpeg ? 12 : 8);  // a progressive JPEG also needs its coefficients
   if (const std::size_t there = needed > 64 << 20 ? available_memory() : SIZE_MAX; needed > there)

@@ -271,6 +271,12 @@ TEST(Image, SizesThatCannotBeAreRefusedBeforeMemoryIsTaken) {
   std::copy(header.begin(), header.end(), png.begin() + 16);
   EXPECT_REFUSED(decode(png, 3), "is damaged (or of a kind that is not read: too large");
   EXPECT_REFUSED(decode(text("P5 16000 16000 255\n"), 3), "can hold");
+  Bytes bmp = small_bmp();  // cut, and the header says 0 bytes, as that of some programs does
+  bmp.resize(bmp.size() - 4);
+  std::fill_n(bmp.begin() + 2, 4, std::uint8_t(0));
+  EXPECT_REFUSED(decode(bmp, 3), "truncated after");
+  bmp[30] = 1;
+  EXPECT_REFUSED(decode(bmp, 3), "of a kind that is not read: BMP RLE");
   EXPECT_REFUSED(decode(text("P5 1 1 55\n-"), 1), "largest value is 55, expected 255");  // stb would not scale it
   EXPECT_REFUSED(decode(text("P5 1 1 65535\n--"), 3),
                  "largest value is 65535");  // stb_image would read beyond its memory

@@ -317,10 +317,6 @@ void SafetensorsWriter::add(std::string name, std::string dtype, const Shape& sh
   items_[std::move(name)] = {std::move(dtype), shape, {}, bytes};
 }
 
-void SafetensorsWriter::add(std::string name, DType dtype, const Shape& shape, std::span<const std::byte> bytes) {
-  add(std::move(name), file_type(dtype), shape, bytes);
-}
-
 void SafetensorsWriter::write(const std::filesystem::path& path) const {
   // Wide types first, then by name, as the reference writer does: every tensor begins at a multiple of its element.
   std::vector<const std::pair<const std::string, Item>*> order;

@@ -66,8 +66,6 @@ class SafetensorsWriter {
   void add(std::string name, const Tensor& tensor);
   // Types that Tensor does not have. The bytes are not copied: they must live until write().
   void add(std::string name, std::string dtype, const Shape& shape, std::span<const std::byte> bytes);
-  // The same, of a type that Tensor has.
-  void add(std::string name, DType dtype, const Shape& shape, std::span<const std::byte> bytes);
   void metadata(std::string key, std::string value) { metadata_[std::move(key)] = std::move(value); }
   // Throws UsageError when the file cannot be made, Error when the disk is full.
   void write(const std::filesystem::path& path) const;
