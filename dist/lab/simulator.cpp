@@ -126,7 +126,7 @@ SimulatorReport Simulation::run(Method& method) {
                  {"ranks", std::int64_t(workers())},
                  {"learning_rate", given_.learning_rate},
                  {"seed", std::int64_t(options_.seed)},
-                 {"pictures_of_workers", table_.pictures}});
+                 {"pictures_of_workers", table_.pictures}});  // [] where all draw from all pictures
   for (int m = 0, begun = method.begin(); m < workers() && !begun; m++) start(m, 0);
   while (!events_.empty() && !report_.diverged && !report_.reached) {
     const Event e = events_.top();
