@@ -23,9 +23,9 @@ struct Drop {
   std::uint8_t* mask;
   TANDEM_HD void operator()(std::int64_t i) const {
     std::int64_t row = i / groups, group = i % groups, base = row * row_length;
-    std::uint32_t sample = samples ? static_cast<std::uint32_t>(samples[row]) : static_cast<std::uint32_t>(row);
-    Words words = Philox(state ? state->seed : seed, stream, state ? state->epoch : epoch, sample)
-                      .block(static_cast<std::uint32_t>(group));
+    std::uint32_t sample = samples ? std::uint32_t(samples[row]) : std::uint32_t(row);
+    Words words =
+        Philox(state ? state->seed : seed, stream, state ? state->epoch : epoch, sample).block(std::uint32_t(group));
     for (int k = 0; k < 4; k++) {
       std::int64_t e = group * 4 + k;
       if (e >= row_length) break;
@@ -92,12 +92,11 @@ Variable dropout(const Variable& x, double p, std::uint32_t layer) {
   // Another call of the module: another mask
   if (loop && layer != by_call && !m.draws.first_of(layer)) layer = by_call;
   std::uint32_t call = 0;
-  if (!loop || layer == by_call) call = static_cast<std::uint32_t>(m.draws.unnumbered++);
+  if (!loop || layer == by_call) call = std::uint32_t(m.draws.unnumbered++);
   if (loop && layer == by_call) layer += call;
   dispatch(x.dtype(), "dropout", [&]<class T> {
     launch(x.backend(), x.size(0) * groups,
-           Drop<T>{row, groups, static_cast<std::uint32_t>(Stream::dropout) + layer,
-                   static_cast<std::uint32_t>(p * 4294967296.0), keep_scale,
+           Drop<T>{row, groups, std::uint32_t(Stream::dropout) + layer, std::uint32_t(p * 4294967296.0), keep_scale,
                    loop ? reinterpret_cast<const StepState*>(m.step_state.raw()) : nullptr, m.seed, call,
                    known ? m.samples.data<std::int32_t>() : nullptr, x.value().data<T>(), y.write<T>(),
                    mask.write<std::uint8_t>()});

@@ -14,8 +14,7 @@ namespace {
 Variable weighted_sum(const Variable& y) {
   std::vector<double> weights(y.value().numel());
   Philox random(7, Stream::test);
-  for (std::size_t i = 0; i < weights.size(); i++)
-    weights[i] = 0.5 + uniform(random.word(static_cast<std::uint32_t>(i)));
+  for (std::size_t i = 0; i < weights.size(); i++) weights[i] = 0.5 + uniform(random.word(std::uint32_t(i)));
   return sum(mul(y, Variable(Tensor::of(y.backend(), y.shape(), weights, DType::f64))));
 }
 

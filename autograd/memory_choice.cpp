@@ -353,7 +353,7 @@ class Chooser {
 
 const char* name_of(SwapMode swap) {
   static constexpr const char* names[] = {"off", "auto", "swap", "recompute"};
-  return names[static_cast<int>(swap)];
+  return names[int(swap)];
 }
 
 double IterationRecord::seconds() const {

@@ -118,7 +118,7 @@ void MemoryPlan::bring_back(Storage& storage) {
   const int id = storage.kept_as();
   if (at(id).at == At::discarded) return compute(id);
   if (at(id).at != At::outside && at(id).at != At::returning) return;
-  const Timing waits(*this, Span::wait);
+  const Activity waits(*this, {Doing::wait});
   if (at(id).at == At::outside) fetch(id);
   finish_in(id);
 }
@@ -140,7 +140,7 @@ void MemoryPlan::discard(int id) {
 }
 
 void MemoryPlan::compute(int id) {
-  const Timing computes(*this, Span::recompute, id);
+  const Activity computes(*this, {Doing::recompute, id});
   Rerun& rerun = *at(id).rerun;
   MemoryUse use(Use::activations);
   double bytes = double(saved(id).bytes);
@@ -188,7 +188,7 @@ std::size_t MemoryPlan::relieve(std::size_t bytes) {
   if (std::this_thread::get_id() != thread_) return bytes;  // this thread's next request makes room for it
   if (returns_) return bytes;
   if (!active_) return lacks(bytes);
-  const Timing waits(*this, Span::wait);
+  const Activity waits(*this, {Doing::wait});
   std::size_t freed = 0;
   for (const At from : {At::leaving, At::here, At::returning})  // at last the tensors that came back too early
     if (freed < bytes) freed += evict(bytes - freed, from);

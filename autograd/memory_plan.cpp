@@ -43,11 +43,10 @@ MemoryPlan::~MemoryPlan() {
 void MemoryPlan::begin() {
   require(!active_ && std::this_thread::get_id() == thread_,
           "a memory plan follows one step at a time, on the thread that made it");
-  event_.reset();  // of a step that threw
   staying_.clear();
   entries_.clear();
   hashes_.clear();
-  spans_.clear();
+  laps_.clear();
   record_ = {};
   now_ = {};
   resident_ = base_ = 0;
@@ -64,14 +63,15 @@ void MemoryPlan::begin() {
   outer_ = std::exchange(mode().watcher, this);
   began_ = now();
   if (const Trace::Lane* lane = tracing()) traced_from_ = lane->now();
-  event_.emplace(*this, Span::event);
+  doing_ = {};
+  turn_to({});
   active_ = true;
 }
 
 void MemoryPlan::end() {
   require(active_, "a memory plan's step has ended already");
   note_base();
-  event_.reset();
+  turn_to({});
   record_.events.push_back({.base = base_});  // what ran after the last operation on the tape
   hashes_.push_back(0);
   now_.seconds = measured_.seconds;
@@ -127,34 +127,28 @@ double MemoryPlan::now() const {
   return mover_ ? mover_->now() : std::chrono::duration<double>(Clock::now().time_since_epoch()).count();
 }
 
-MemoryPlan::Timing::Timing(MemoryPlan& plan, Span::Kind kind, int id)
-    : span{kind, id, plan.spans_.size(), plan.mark()}, plan_(plan) {}
-MemoryPlan::Timing::~Timing() {
-  span.end = plan_.mark();
-  if (plan_.timed_) plan_.spans_.push_back(span);
+void MemoryPlan::turn_to(const Doing& next) {
+  if (timed_) laps_.push_back({doing_, event(), clock_ ? double(clock_->mark()) : now()});
+  doing_ = next;
 }
 
-// Fills in the seconds of each event, stall and recomputation, each without those of the spans within it.
+// Fills in the seconds of each event, stall and recomputation.
 void MemoryPlan::read_times() {
   if (clock_) {
     const std::vector<std::int64_t> times = clock_->times([this] { return std::int64_t(1e9 * now()); });
-    for (Span& s : spans_)
-      for (double* t : {&s.begin, &s.end}) *t = 1e-9 * double(times[std::size_t(*t)]);
+    for (Lap& l : laps_) l.end = 1e-9 * double(times[std::size_t(l.end)]);
   }
   now_.stall = 0;
-  std::vector<double> own;
-  double began = 0;
-  std::size_t event = 0;
-  for (const Span& s : spans_) {
-    const double inner = std::accumulate(own.begin() + std::ptrdiff_t(s.within), own.end(), 0.0),
-                 seconds = std::max(0.0, s.end - s.begin - inner);
-    own.push_back(seconds);
-    if (s.kind == Span::wait) now_.stall += seconds;
-    if (s.id >= 0 && saved(s.id).recompute >= 0) saved(s.id).recompute = seconds;
-    if (s.kind != Span::event) continue;
-    if (event == 0) began = s.begin;
-    now_.seconds = s.end - began;
-    record_.events[event++].seconds = seconds;
+  now_.seconds = laps_.back().end - laps_.front().end;
+  std::vector<double> again(record_.saved.size());  // of each tensor, the seconds of its recomputation
+  for (std::size_t i = 1; i < laps_.size(); i++) {
+    const auto& [did, event, end] = laps_[i];
+    const double seconds = std::max(0.0, end - laps_[i - 1].end);
+    double& sum = did.kind == Doing::event  ? record_.events[std::size_t(event)].seconds
+                  : did.kind == Doing::wait ? now_.stall
+                                            : again[std::size_t(did.id)];
+    sum += seconds;
+    if (did.id >= 0 && saved(did.id).recompute >= 0) saved(did.id).recompute = sum;
   }
 }
 
@@ -261,8 +255,8 @@ int MemoryPlan::remember(const Node& node, Operands inputs, const Tensor& y) {
 
 void MemoryPlan::end_event(const Node& node, bool backward, double flops, double bytes, int computed) {
   if (mover_) mover_->ran(flops, bytes);
-  event_->span.id = computed;
-  event_.reset();
+  doing_.id = computed;
+  turn_to({});
   note_base();
   const int ended = event();
   record_.events.push_back({.base = std::exchange(base_, 0)});
@@ -274,7 +268,6 @@ void MemoryPlan::end_event(const Node& node, bool backward, double flops, double
   act(ended);
   before_event_ = others_live();
   requests_ = memory_requests();
-  event_.emplace(*this, Span::event);
 }
 
 void MemoryPlan::before(Node& node) {

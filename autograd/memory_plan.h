@@ -33,7 +33,6 @@
 #pragma once
 #include <map>
 #include <memory>
-#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -124,22 +123,25 @@ class MemoryPlan final : public TapeWatcher, public Keeper {
     void* block = nullptr;     // the block that it is copied back into
     std::unique_ptr<Rerun> rerun;
   };
-  // Times are taken as spans, which nest, and become seconds when the step is over.
-  struct Span {
-    enum Kind : std::uint8_t { event, wait, recompute } kind;
-    int id = -1;                // event: the tensor that it computed; recompute: the tensor
-    std::size_t within = 0;     // the spans from this one on that ended before are within it
-    double begin = 0, end = 0;  // as now(); on a device the number of a mark
+  // What the step does. A lap ends when that changes, and its time counts for what ended with it.
+  struct Doing {
+    enum Kind : std::uint8_t { event, wait, recompute } kind = event;
+    int id = -1;  // event: the tensor that it computed, at its end; recompute: the tensor
   };
-  class Timing {
+  struct Lap {
+    Doing did;
+    int event;
+    double end;  // as now(); on a device the number of a mark
+  };
+  class Activity {
    public:
-    Timing(MemoryPlan& plan, Span::Kind kind, int id = -1);
-    ~Timing();
-    Timing(const Timing&) = delete;
-    Span span;
+    Activity(MemoryPlan& plan, const Doing& now) : plan_(plan), before_(plan.doing_) { plan_.turn_to(now); }
+    ~Activity() { plan_.turn_to(before_); }
+    Activity(const Activity&) = delete;
 
    private:
     MemoryPlan& plan_;
+    const Doing before_;
   };
 
   void begin();
@@ -148,7 +150,7 @@ class MemoryPlan final : public TapeWatcher, public Keeper {
   bool follows() const { return active_ && std::this_thread::get_id() == thread_; }
   int event() const { return int(record_.events.size()); }  // the current event
   double now() const;
-  double mark() const { return !timed_ ? 0 : clock_ ? double(clock_->mark()) : now(); }
+  void turn_to(const Doing& next);
   void read_times();
   void trace_copies();
   int known(const Tensor& t) const;  // the tensor's number; −1: none
@@ -213,8 +215,8 @@ class MemoryPlan final : public TapeWatcher, public Keeper {
   std::size_t resident_ = 0, base_ = 0;        // bytes of saved tensors in memory; the event's other bytes
   std::size_t before_event_ = 0;               // others_live() when the event began
   std::uint64_t requests_ = 0;                 // memory requests of this thread, at the end of the last event
-  std::vector<Span> spans_;
-  std::optional<Timing> event_;  // the current one
+  Doing doing_;
+  std::vector<Lap> laps_;
   bool timed_ = true;
   double began_ = 0;              // as now()
   std::int64_t traced_from_ = 0;  // the same moment in the trace

@@ -27,29 +27,18 @@ struct Batch {
   double weight() const { return own_weight > 0 ? own_weight : double(size()) / double(over_ranks()); }
 };
 
-// Workers whose data differ (datasets/partition.h).
+// Workers that draw each from pictures of its own (datasets/partition.h).
 struct Parts {
-  std::vector<std::vector<double>> pictures;  // of each worker and class; empty: all workers draw from all pictures
-  std::int64_t batch = 1;                     // pictures in a batch
-  std::uint64_t seed = 0;                     // of the run
-  bool empty() const { return pictures.empty(); }
+  std::string name = {};                           // "dirichlet:alpha=0.5 among 4 workers"
+  std::vector<std::vector<double>> pictures = {};  // of each worker and class; empty: all draw from all pictures
+  std::int64_t batch = 1;                          // pictures in a batch
+  std::uint64_t seed = 0;                          // of the run
   std::int64_t of(int worker, std::size_t first = 0, std::size_t last = SIZE_MAX) const {  // of these classes
     double sum = 0;
     for (std::size_t c = first; c < pictures[worker].size() && c <= last; c++) sum += pictures[worker][c];
     return std::int64_t(sum);
   }
   std::int64_t batches(int worker) const { return (of(worker) + batch - 1) / batch; }  // the last one may be smaller
-  std::string described(int worker) const {  // "600 pictures, of classes 0, 4"
-    std::string classes;
-    for (std::size_t c = 0; c < pictures[worker].size(); c++)
-      if (pictures[worker][c] > 0) classes += (classes.empty() ? "" : ", ") + std::to_string(c);
-    return std::to_string(of(worker)) + " pictures, of classes " + classes;
-  }
-  std::int64_t all() const {
-    std::int64_t sum = 0;
-    for (std::size_t w = 0; w < pictures.size(); w++) sum += of(int(w));
-    return sum;
-  }
 };
 
 class BatchSource {
@@ -71,7 +60,7 @@ class BatchSource {
   virtual Batch make(std::int64_t epoch, std::int64_t index) = 0;
   // The next make() will be for this batch: it may be made in advance.
   virtual void make_ahead(std::int64_t epoch, std::int64_t index) { (void)epoch, (void)index; }
-  // The parts of `workers` workers, and the batches of one of them, with 1/shares of the usual size; null: see Parts.
+  // The parts of `workers` workers, and the batches of one of them, with 1/shares of the usual size. Null: see Parts.
   virtual Parts parts([[maybe_unused]] int workers) const { return {}; }
   virtual std::unique_ptr<BatchSource> part([[maybe_unused]] int worker, [[maybe_unused]] int workers,
                                             [[maybe_unused]] int shares = 1) const {

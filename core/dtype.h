@@ -4,6 +4,7 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "core/error.h"
 #include "core/hd.h"
@@ -22,7 +23,7 @@ struct bf16 {
     std::uint32_t rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
     bits = static_cast<std::uint16_t>((u & 0x7fffffffu) > 0x7f800000u ? (u >> 16) | 0x40u : rounded);
   }
-  TANDEM_HD operator float() const { return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16); }
+  TANDEM_HD operator float() const { return std::bit_cast<float>(std::uint32_t(bits) << 16); }
 };
 
 // IEEE's half: 5 bits of exponent (up to 65504, down to 6e-8), 11 of precision. Rounds to nearest, ties to even; a
@@ -57,60 +58,32 @@ struct f16 {
     const std::uint32_t sign = std::uint32_t{bits & 0x8000u} << 16, a = bits & 0x7fffu;
     if (a >= 0x7c00u) return std::bit_cast<float>(sign | 0x7f800000u | ((a & 0x3ffu) << 13));
     if (a >= 0x400u) return std::bit_cast<float>(sign | ((a << 13) + 0x38000000u));
-    const float small = static_cast<float>(a) * 0x1p-24f;  // exact
+    const float small = float(a) * 0x1p-24f;  // exact
     return sign ? -small : small;
 #endif
   }
 };
 
 constexpr std::size_t size_of(DType t) {
-  switch (t) {
-    case DType::f32:
-    case DType::i32: return 4;
-    case DType::bf16:
-    case DType::f16: return 2;
-    case DType::f64: return 8;
-    case DType::u8: return 1;
-  }
-  return 0;
+  constexpr std::size_t sizes[] = {4, 2, 2, 8, 1, 4};
+  return sizes[int(t)];
 }
-
 constexpr const char* name_of(DType t) {
-  switch (t) {
-    case DType::f32: return "f32";
-    case DType::bf16: return "bf16";
-    case DType::f16: return "f16";
-    case DType::f64: return "f64";
-    case DType::u8: return "u8";
-    case DType::i32: return "i32";
-  }
-  return "?";
+  constexpr const char* names[] = {"f32", "bf16", "f16", "f64", "u8", "i32"};
+  return names[int(t)];
 }
 
 template <class T>
-inline constexpr DType dtype_of = DType::f32;
-template <>
-inline constexpr DType dtype_of<bf16> = DType::bf16;
-template <>
-inline constexpr DType dtype_of<f16> = DType::f16;
-template <>
-inline constexpr DType dtype_of<double> = DType::f64;
-template <>
-inline constexpr DType dtype_of<std::uint8_t> = DType::u8;
-template <>
-inline constexpr DType dtype_of<std::int32_t> = DType::i32;
+inline constexpr DType dtype_of = std::is_same_v<T, bf16>           ? DType::bf16
+                                  : std::is_same_v<T, f16>          ? DType::f16
+                                  : std::is_same_v<T, double>       ? DType::f64
+                                  : std::is_same_v<T, std::uint8_t> ? DType::u8
+                                  : std::is_same_v<T, std::int32_t> ? DType::i32
+                                                                    : DType::f32;
 
 // The type in which arithmetic is done: double for double, float for all narrower types.
 template <class T>
-struct AccumulatorOf {
-  using type = float;
-};
-template <>
-struct AccumulatorOf<double> {
-  using type = double;
-};
-template <class T>
-using Accumulator = typename AccumulatorOf<T>::type;
+using Accumulator = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
 // Calls f.template operator()<T>() with the one of Types that `t` denotes; throws Error, which names `op`, when none
 // does.

@@ -45,7 +45,7 @@ inline void require_host([[maybe_unused]] const Backend& backend) {
 template <class F>
 void launch(Backend& backend, std::int64_t n, const F& f) {
 #if defined(__CUDACC__)
-  if (backend.on_device()) return launch_functor(backend.stream(), n, f);
+  if (backend.on_device()) return on_device(f, [&](const auto& g) { device_launch(backend.stream(), n, g); });
 #endif
   require_host(backend);
   parallel_ranges(n >= parallel_grain ? backend.threads() : 1, n, 64, [&](std::int64_t begin, std::int64_t end) {
@@ -60,7 +60,7 @@ void launch(Backend& backend, std::int64_t n, const F& f) {
 template <class F>
 void launch_blocks(Backend& backend, std::int64_t n, const F& f) {
 #if defined(__CUDACC__)
-  if (backend.on_device()) return launch_functor(backend.stream(), n, f);
+  if (backend.on_device()) return on_device(f, [&](const auto& g) { device_launch(backend.stream(), n, g); });
 #endif
   require_host(backend);
   parallel_ranges(n * 64 >= parallel_grain ? backend.threads() : 1, n, 1, [&](std::int64_t begin, std::int64_t end) {
@@ -94,12 +94,7 @@ struct HostLanes {
 template <class F>
 void launch_rows(Backend& backend, std::int64_t rows, std::int64_t n, const F& f) {
 #if defined(__CUDACC__)
-  if (backend.on_device()) {
-    if constexpr (holds_double<F>)
-      fail("cuda backend: f64 lives in the reference backend");
-    else
-      return device_launch_rows(backend.stream(), rows, f);
-  }
+  if (backend.on_device()) return on_device(f, [&](const auto& g) { device_launch_rows(backend.stream(), rows, g); });
 #endif
   require_host(backend);
   parallel_ranges(rows * n >= parallel_grain ? backend.threads() : 1, rows, 1,
@@ -114,12 +109,8 @@ void launch_rows(Backend& backend, std::int64_t rows, std::int64_t n, const F& f
 template <int lanes, class F>
 void launch_sums(Backend& backend, std::int64_t n, const F& f) {
 #if defined(__CUDACC__)
-  if (backend.on_device()) {
-    if constexpr (holds_double<F>)
-      fail("cuda backend: f64 lives in the reference backend");
-    else
-      return device_launch_sums<lanes>(backend.stream(), n, f);
-  }
+  if (backend.on_device())
+    return on_device(f, [&](const auto& g) { device_launch_sums<lanes>(backend.stream(), n, g); });
 #endif
   require_host(backend);
   parallel_ranges(n * 64 >= parallel_grain ? backend.threads() : 1, n, 1, [&](std::int64_t begin, std::int64_t end) {

@@ -25,7 +25,7 @@ TANDEM_HD inline float exponential(float x) {
   p = p * r + 1.f;
   p = p * r + 1.f;
   // 2^n in two factors, so that denormals and infinity are correct
-  std::int32_t k = static_cast<std::int32_t>(n), half = k >> 1;
+  std::int32_t k = std::int32_t(n), half = k >> 1;
   float result = p * std::bit_cast<float>((half + 127) << 23) * std::bit_cast<float>((k - half + 127) << 23);
   return x == x ? result : x;
 }

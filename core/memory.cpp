@@ -71,7 +71,7 @@ std::uint64_t& memory_requests() {
 const char* name_of(Use use) {
   static constexpr const char* names[uses] = {"other", "parameters",  "gradients", "optimizer state",
                                               "data",  "activations", "backward",  "scratch"};
-  return names[static_cast<int>(use)];
+  return names[int(use)];
 }
 
 std::string by_use(const std::array<std::size_t, uses>& bytes) {
@@ -92,7 +92,7 @@ namespace {
 // The advice depends on what uses the most memory, including the request that failed. Memory that a step needs in
 // addition to the model counts as activations.
 std::string remedy(std::array<std::size_t, uses> held, Use asked_for, std::size_t bytes) {
-  auto of = [&](Use use) -> std::size_t& { return held[static_cast<std::size_t>(use)]; };
+  auto of = [&](Use use) -> std::size_t& { return held[std::size_t(use)]; };
   of(asked_for) += bytes;
   for (Use part : {Use::other, Use::backward, Use::scratch}) of(Use::activations) += std::exchange(of(part), 0);
   switch (static_cast<Use>(std::max_element(held.begin(), held.end()) - held.begin())) {
@@ -134,7 +134,7 @@ void* CachingAllocator::take(std::size_t bytes) {
   }
   statistics_.live_blocks++;
   statistics_.live_bytes += rounded;
-  statistics_.live[static_cast<std::size_t>(memory_use())] += rounded;
+  statistics_.live[std::size_t(memory_use())] += rounded;
   if (statistics_.live_bytes > statistics_.peak_bytes) {
     statistics_.peak_bytes = statistics_.live_bytes;
     statistics_.at_peak = statistics_.live;
@@ -297,7 +297,7 @@ void CachingAllocator::give(void* block) noexcept {
   }
   statistics_.live_blocks--;
   statistics_.live_bytes -= bytes;
-  statistics_.live[static_cast<std::size_t>(use)] -= bytes;
+  statistics_.live[std::size_t(use)] -= bytes;
 }
 
 // Joins the free neighbours of its segment.

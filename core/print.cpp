@@ -1,6 +1,7 @@
 // Prints tensors like PyTorch: one format for all numbers, chosen by the largest and the smallest printed number.
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "core/tensor.h"
 #include "core/text.h"
@@ -17,21 +18,20 @@ struct Printer {
   const char* format = "%.0f";
   int width = 0;
 
-  // Calls f(i) for the shown indices of an axis, and gap() where some are left out.
-  template <class F, class Gap>
-  void along(std::int64_t n, const F& f, const Gap& gap) const {
-    const bool all = whole || n <= 2 * edge;
-    for (std::int64_t i = 0; i < n; i++)
-      if (!all && i == edge)
-        gap(), i = n - edge - 1;
-      else
-        f(i);
+  std::vector<std::int64_t> shown(std::int64_t n) const {  // indices of an axis; −1: some are left out here
+    std::vector<std::int64_t> all(std::size_t(whole || n <= 2 * edge ? n : 2 * edge + 1));
+    std::iota(all.begin(), all.end(), 0);
+    if (std::int64_t(all.size()) < n) {
+      std::iota(all.begin() + edge, all.end(), n - edge - 1);
+      all[edge] = -1;
+    }
+    return all;
   }
   template <class F>
   void each_shown(int axis, std::int64_t at, const F& f) const {
     if (axis == t.rank()) return f(values[std::size_t(at)]);
-    along(
-        t.size(axis), [&](std::int64_t i) { each_shown(axis + 1, at * t.size(axis) + i, f); }, [] {});
+    for (std::int64_t i : shown(t.size(axis)))
+      if (i >= 0) each_shown(axis + 1, at * t.size(axis) + i, f);
   }
 
   void choose_format() {
@@ -60,19 +60,17 @@ struct Printer {
       out << std::string(std::size_t(width) - s.size(), ' ') << s;
       return;
     }
-    const bool last = axis + 1 == t.rank();
+    const int inner = t.rank() - axis - 1;  // axes
     const std::string between =
-        last ? ", "
-             : "," + std::string(std::size_t(t.rank() - axis - 1), '\n') + std::string(std::size_t(axis + 1), ' ');
-    bool first = true;
+        inner == 0 ? ", " : "," + std::string(std::size_t(inner), '\n') + std::string(std::size_t(axis + 1), ' ');
     out << '[';
-    along(
-        t.size(axis),
-        [&](std::int64_t i) {
-          if (!std::exchange(first, false)) out << between;
-          print(out, axis + 1, at * t.size(axis) + i);
-        },
-        [&] { out << between << "..."; });
+    for (const char* before = ""; std::int64_t i : shown(t.size(axis))) {
+      out << std::exchange(before, between.c_str());
+      if (i >= 0)
+        print(out, axis + 1, at * t.size(axis) + i);
+      else
+        out << "...";
+    }
     out << ']';
   }
 };

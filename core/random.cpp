@@ -7,11 +7,11 @@
 
 namespace tandem {
 
-std::vector<std::int32_t> permutation(std::int64_t n, const Philox& random) {
+std::vector<std::int32_t> permutation(std::int64_t n, const Philox& random, std::int64_t drawn) {
   std::vector<std::int32_t> order(n);
   std::iota(order.begin(), order.end(), 0);
   Words words{};
-  for (std::int64_t i = 0; i + 1 < n; i++) {
+  for (std::int64_t i = 0; i < drawn && i + 1 < n; i++) {
     if (i % 4 == 0) words = random.block(std::uint32_t(i / 4));
     std::int64_t j = i + std::int64_t((words.w[i % 4] * std::uint64_t(n - i)) >> 32);
     std::swap(order[i], order[j]);

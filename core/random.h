@@ -33,23 +33,18 @@ struct Words {
 class Philox {
  public:
   TANDEM_HD Philox(std::uint64_t seed, std::uint32_t stream, std::uint32_t epoch, std::uint32_t sample)
-      : key0_(static_cast<std::uint32_t>(seed)),
-        key1_(static_cast<std::uint32_t>(seed >> 32)),
-        stream_(stream),
-        epoch_(epoch),
-        sample_(sample) {}
+      : key0_(std::uint32_t(seed)), key1_(std::uint32_t(seed >> 32)), stream_(stream), epoch_(epoch), sample_(sample) {}
   TANDEM_HD Philox(std::uint64_t seed, Stream stream, std::uint32_t epoch = 0, std::uint32_t sample = 0)
-      : Philox(seed, static_cast<std::uint32_t>(stream), epoch, sample) {}
+      : Philox(seed, std::uint32_t(stream), epoch, sample) {}
 
   // Words 4·index … 4·index + 3 of this address.
   TANDEM_HD Words block(std::uint32_t index) const {
     std::uint32_t c0 = index, c1 = sample_, c2 = epoch_, c3 = stream_, k0 = key0_, k1 = key1_;
     for (int round = 0; round < 10; round++) {
       std::uint64_t p0 = std::uint64_t{0xD2511F53u} * c0, p1 = std::uint64_t{0xCD9E8D57u} * c2;
-      std::uint32_t n0 = static_cast<std::uint32_t>(p1 >> 32) ^ c1 ^ k0,
-                    n2 = static_cast<std::uint32_t>(p0 >> 32) ^ c3 ^ k1;
-      c1 = static_cast<std::uint32_t>(p1);
-      c3 = static_cast<std::uint32_t>(p0);
+      std::uint32_t n0 = std::uint32_t(p1 >> 32) ^ c1 ^ k0, n2 = std::uint32_t(p0 >> 32) ^ c3 ^ k1;
+      c1 = std::uint32_t(p1);
+      c3 = std::uint32_t(p0);
       c0 = n0;
       c2 = n2;
       k0 += 0x9E3779B9u;
@@ -64,10 +59,10 @@ class Philox {
 };
 
 // 24 random bits → [0, 1).
-TANDEM_HD inline float uniform(std::uint32_t word) { return static_cast<float>(word >> 8) * 0x1p-24f; }
+TANDEM_HD inline float uniform(std::uint32_t word) { return float(word >> 8) * 0x1p-24f; }
 
-// The numbers 0 … n − 1 in a random order, by Fisher and Yates.
-std::vector<std::int32_t> permutation(std::int64_t n, const Philox& random);
+// The numbers 0 … n − 1 in a random order, by Fisher and Yates. Only the first `drawn` places are certain to be random.
+std::vector<std::int32_t> permutation(std::int64_t n, const Philox& random, std::int64_t drawn = INT64_MAX);
 // A draw from the Gamma distribution of this shape with mean 1; shape 0: always 1.
 double gamma_draw(double shape, const Philox& random);
 // The logarithm of a draw from the Gamma distribution of this shape, above 0, and scale 1. It is finite for any shape.

@@ -55,12 +55,7 @@ class Shape {
   }
   const std::int64_t* begin() const { return sizes_.data(); }
   const std::int64_t* end() const { return sizes_.data() + rank_; }
-  bool operator==(const Shape& o) const {
-    if (rank_ != o.rank_) return false;
-    for (int i = 0; i < rank_; i++)
-      if (sizes_[i] != o.sizes_[i]) return false;
-    return true;
-  }
+  bool operator==(const Shape& o) const = default;
   friend std::ostream& operator<<(std::ostream& out, const Shape& s) {
     out << '[';
     for (int i = 0; i < s.rank_; i++) out << (i ? "," : "") << s.sizes_[i];
@@ -73,7 +68,7 @@ class Shape {
     if (i < 0 || i >= rank_) fail("there is no axis ", axis, " in the shape ", *this);
     return i;
   }
-  std::array<std::int64_t, max_rank> sizes_{};
+  std::array<std::int64_t, max_rank> sizes_{};  // 0 beyond the rank
   int rank_ = 0;
 };
 

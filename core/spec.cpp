@@ -47,6 +47,14 @@ SpecField word_field(std::string key, std::function<void()> apply) {
 
 std::string spec_name(const std::string& text) { return text.substr(0, text.find_first_of(":+")); }
 
+std::string described(const std::vector<SpecField>& fields) {
+  std::string all;
+  for (const SpecField& f : fields)
+    all += (all.empty() ? "`" : "; `") + f.key + "`" + (f.expects.empty() ? "" : ": " + f.expects) +
+           (f.value.empty() ? "" : " (" + f.value + ")");
+  return all;
+}
+
 static std::string keys_of(const std::vector<SpecField>& fields) {
   std::string keys;
   for (const SpecField& f : fields) keys += (keys.empty() ? "" : ", ") + f.key + (f.expects.empty() ? "" : "=");

@@ -67,6 +67,9 @@ inline SpecField bare(SpecField field) {
 // A key without a value.
 SpecField word_field(std::string key, std::function<void()> apply);
 
+// Options for the reference, with their defaults: "`H`: STEPS, from 1 (8)".
+std::string described(const std::vector<SpecField>& fields);
+
 std::string spec_name(const std::string& text);  // the part before the first ':' or '+'
 // Reads the options after the name. Throws UsageError, which has the whole text and the options that the name takes.
 void read_spec(const std::string& text, const std::vector<SpecField>& fields);

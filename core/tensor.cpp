@@ -143,7 +143,7 @@ std::vector<double> Tensor::values() const {
     for (std::int64_t i = 0; i < numel_; i++) {
       T v;
       std::memcpy(&v, host.data() + i * sizeof(T), sizeof(T));
-      out[i] = static_cast<double>(v);
+      out[i] = double(v);
     }
   };
   on_host(dtype_, "values", load);

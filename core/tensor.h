@@ -38,7 +38,7 @@ class Tensor {
   std::int64_t size(int axis) const { return shape_[axis]; }
   int rank() const { return shape_.rank(); }
   std::int64_t numel() const { return numel_; }
-  std::size_t bytes() const { return static_cast<std::size_t>(numel_) * size_of(dtype_); }
+  std::size_t bytes() const { return std::size_t(numel_) * size_of(dtype_); }
   DType dtype() const { return dtype_; }
   Backend& backend() const {
     if (!storage_) fail_undefined();

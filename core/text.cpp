@@ -12,7 +12,7 @@ std::string printed(const char* format, ...) {
   std::va_list values, again;
   va_start(values, format);
   va_copy(again, values);
-  std::string text(static_cast<std::size_t>(std::vsnprintf(nullptr, 0, format, values)), '\0');
+  std::string text(std::size_t(std::vsnprintf(nullptr, 0, format, values)), '\0');
   std::vsnprintf(text.data(), text.size() + 1, format, again);
   va_end(values);
   va_end(again);
@@ -50,6 +50,12 @@ std::string hex(std::string_view bytes) {
   std::string s;
   for (const unsigned char c : bytes) s += "0123456789abcdef"[c >> 4], s += "0123456789abcdef"[c & 15];
   return s;
+}
+
+std::string listed(const std::vector<std::string>& names) {
+  std::string all;
+  for (const std::string& name : names) all += (all.empty() ? "" : ", ") + name;
+  return all;
 }
 
 std::string shell_quoted(std::string_view text) {

@@ -1,10 +1,11 @@
-// Conversion of numbers to text, with one function for each form, and of text to numbers.
+// Conversion of numbers and lists to text, with one function for each form, and of text to numbers.
 #pragma once
 #include <charconv>
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace tandem {
 
@@ -15,6 +16,7 @@ std::string readable_bytes(double bytes);          // "1.5 MiB"
 std::string hex(std::uint64_t v);                  // 16 hexadecimal digits
 std::string hex(std::string_view bytes);           // two hexadecimal digits for each byte
 std::string shell_quoted(std::string_view text);   // one word of a shell's command line: 'it'\''s'
+std::string listed(const std::vector<std::string>& names);  // "a, b, c"
 
 // The number that the whole of `text` denotes; none: `text` is not a number, or it does not fit a T.
 template <class T>

@@ -139,12 +139,13 @@ inline constexpr bool holds_double<F<A, b, c...>> = holds_double<A>;
 template <template <class, class, auto, auto...> class F, class A, class B, auto b, auto... c>
 inline constexpr bool holds_double<F<A, B, b, c...>> = holds_double<A> || holds_double<B>;
 
-template <class F>
-void launch_functor(void* stream, std::int64_t n, const F& f) {
+// Calls start(f), which is compiled only for a functor that the device can run.
+template <class F, class Start>
+void on_device(const F& f, const Start& start) {
   if constexpr (holds_double<F>)
     fail("cuda backend: f64 lives in the reference backend");
   else
-    device_launch(stream, n, f);
+    start(f);
 }
 
 }  // namespace tandem

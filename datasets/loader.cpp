@@ -3,20 +3,12 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <numeric>
 
 namespace tandem {
 
 // ---- the epoch ------------------------------------------------------------------------------------------------------
-std::vector<std::int32_t> shuffled(std::int64_t n, std::uint64_t seed, std::int64_t epoch) {
-  return permutation(n, Philox(seed, Stream::shuffle, std::uint32_t(epoch)));
-}
-
 std::vector<std::int32_t> epoch_order(std::int64_t n, bool shuffle, std::uint64_t seed, std::int64_t epoch) {
-  if (shuffle) return shuffled(n, seed, epoch);
-  std::vector<std::int32_t> order(n);
-  std::iota(order.begin(), order.end(), 0);
-  return order;
+  return permutation(n, Philox(seed, Stream::shuffle, std::uint32_t(epoch)), shuffle ? n : 0);
 }
 
 Cut::Cut(std::int64_t pictures, std::int64_t batch, int world, bool drop_last)
@@ -66,7 +58,7 @@ BatchWork batch_work(const Pictures& p, const Tensor& images, const Tensor& labe
   return work;
 }
 
-Loader::Loader(const Pictures& pictures, LoaderOptions options, Backend& backend)
+Loader::Loader(const Pictures& pictures, LoaderOptions options, Backend& backend, const Loader* whole)
     : pictures_(pictures), options_(std::move(options)), backend_(backend), cut_(1, 1, 1, false) {
   check(pictures_);
   const LoaderOptions& o = options_;
@@ -86,9 +78,9 @@ Loader::Loader(const Pictures& pictures, LoaderOptions options, Backend& backend
   if (backend.on_device()) {
     options_.prefetch = 0;
     MemoryUse use(Use::data);
-    images_ = pictures_.images.to(backend);
-    labels_ = pictures_.labels.to(backend);
-    device_order_ = Tensor(backend, {pictures_.count()}, DType::i32);
+    images_ = whole ? whole->images_ : pictures_.images.to(backend);
+    labels_ = whole ? whole->labels_ : pictures_.labels.to(backend);
+    device_order_ = Tensor(backend, {count()}, DType::i32);
   } else {
     images_ = pictures_.images;
     labels_ = pictures_.labels;
@@ -97,30 +89,16 @@ Loader::Loader(const Pictures& pictures, LoaderOptions options, Backend& backend
   share(o.rank, o.world);
 }
 
-Loader::Loader(const Loader& whole, Part part, int shares, const std::string& among)
-    : pictures_(whole.pictures_),
-      options_(whole.options_),
-      part_(std::move(part)),
-      among_(among),
-      backend_(whole.backend_),
-      cut_(1, 1, 1, false),
-      images_(whole.images_),
-      labels_(whole.labels_),
-      work_(whole.work_) {
-  options_.batch = (options_.batch + shares - 1) / shares;
-  options_.drop_last = false;
-  if (backend_.on_device()) device_order_ = Tensor(backend_, {count()}, DType::i32);
-  share(0, 1);
-}
-
 std::vector<Part> Loader::all_parts(int workers) const {
   const std::span<const std::int32_t> labels(pictures_.labels.data<std::int32_t>(), std::size_t(pictures_.count()));
   return parts_of(options_.partition, labels, pictures_.classes, workers, options_.seed);
 }
 
 Parts Loader::parts(int workers) const {
-  Parts parts{{}, options_.batch, options_.seed};
-  if (options_.partition.kind == Partition::Kind::shared) return parts;
+  if (options_.partition.kind == Partition::Kind::shared) return {};
+  Parts parts{.name = options_.partition.name() + " among " + std::to_string(workers) + " workers",
+              .batch = options_.batch,
+              .seed = options_.seed};
   for (const Part& part : all_parts(workers)) {
     parts.pictures.emplace_back(std::size_t(pictures_.classes));
     for (std::int32_t i : part) parts.pictures.back()[std::size_t(pictures_.labels.data<std::int32_t>()[i])]++;
@@ -130,14 +108,11 @@ Parts Loader::parts(int workers) const {
 
 std::unique_ptr<BatchSource> Loader::part(int worker, int workers, int shares) const {
   if (options_.partition.kind == Partition::Kind::shared) return nullptr;
-  return std::make_unique<Loader>(*this, std::move(all_parts(workers)[std::size_t(worker)]), shares,
-                                  options_.partition.name() + " among " + std::to_string(workers) + " workers");
-}
-
-std::map<std::string, std::string> Loader::description() const {
-  auto about = tandem::description(pictures_);
-  if (!among_.empty()) about["partition"] = among_;
-  return about;
+  LoaderOptions own = options_;
+  own.only = std::move(all_parts(workers)[std::size_t(worker)]);
+  own.batch = (own.batch + shares - 1) / shares;
+  own.drop_last = false;
+  return std::make_unique<Loader>(pictures_, std::move(own), backend_, this);
 }
 
 void Loader::share(int rank, int world) {
@@ -191,7 +166,7 @@ void Loader::rest() {
 
 std::vector<std::int32_t> Loader::order_of(std::int64_t epoch) const {
   std::vector<std::int32_t> order = epoch_order(count(), options_.shuffle, options_.seed, epoch);
-  for (std::int32_t& i : order) i = part_.empty() ? i : part_[std::size_t(i)];
+  for (std::int32_t& i : order) i = options_.only.empty() ? i : options_.only[std::size_t(i)];
   return order;
 }
 

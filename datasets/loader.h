@@ -50,6 +50,7 @@ struct LoaderOptions {
   int rank = 0, world = 1;
   int prefetch = 2;          // batches that a thread makes in advance; 0: next() makes them, on the backend's threads
   Partition partition = {};  // among workers, each of which has a part() of the pictures
+  Part only = {};            // draws from these pictures; empty: from all
   std::function<void(Batch&)> transform = {};  // changes each batch once it is made, in the thread that made it
 };
 
@@ -68,7 +69,6 @@ struct Cut {
 };
 
 // The order of n pictures in an epoch: the same for every rank.
-std::vector<std::int32_t> shuffled(std::int64_t n, std::uint64_t seed, std::int64_t epoch);
 std::vector<std::int32_t> epoch_order(std::int64_t n, bool shuffle, std::uint64_t seed, std::int64_t epoch);
 
 // The crop of a padded picture: output (y, x) is input (y + dy, x' + dx), where x' is x or, if the picture is mirrored,
@@ -130,9 +130,8 @@ void mix_pairs(Backend& backend, Batch& batch);
 class Loader final : public BatchSource {
  public:
   // Throws when the pictures are not consistent, or when the options give no batch.
-  Loader(const Pictures& pictures, LoaderOptions options, Backend& backend);
-  // Draws from these pictures of a loader alone, in batches of 1/shares of its size, the last one smaller.
-  Loader(const Loader& whole, Part part, int shares, const std::string& among);
+  // whole: a loader of the same pictures, which are on the device already.
+  Loader(const Pictures& pictures, LoaderOptions options, Backend& backend, const Loader* whole = nullptr);
   ~Loader() override;
   Loader(const Loader&) = delete;
   Loader& operator=(const Loader&) = delete;
@@ -155,13 +154,13 @@ class Loader final : public BatchSource {
   std::int64_t pictures_per_epoch() const override { return cut_.begin(cut_.batches); }  // over all ranks
   Parts parts(int workers) const override;
   std::unique_ptr<BatchSource> part(int worker, int workers, int shares) const override;
-  std::map<std::string, std::string> description() const override;
+  std::map<std::string, std::string> description() const override { return tandem::description(pictures_); }
   const Pictures& pictures() const { return pictures_; }
   const LoaderOptions& options() const { return options_; }
 
  private:
   void halt();
-  std::int64_t count() const { return part_.empty() ? pictures_.count() : std::int64_t(part_.size()); }
+  std::int64_t count() const { return options_.only.empty() ? pictures_.count() : std::int64_t(options_.only.size()); }
   std::vector<Part> all_parts(int workers) const;
   std::vector<std::int32_t> order_of(std::int64_t epoch) const;
   Batch make_here(std::int64_t epoch, std::int64_t index);
@@ -172,8 +171,6 @@ class Loader final : public BatchSource {
 
   Pictures pictures_;
   LoaderOptions options_;
-  Part part_;          // empty: all pictures
-  std::string among_;  // "dirichlet:alpha=0.5 among 4 workers"
   Backend& backend_;
   Cut cut_;
   std::int64_t most_ = 0;   // largest number of pictures in this rank's share of a batch

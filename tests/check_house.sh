@@ -11,15 +11,15 @@ while read -r room most; do
   is=$(lines "$room")
   [ "$is" -le "$most" ] || { echo "$room has $is lines of code, more than its ceiling of $most"; wrong=1; }
 done <<'END'
-core 7266
-autograd 3581
-layers 6903
+core 7077
+autograd 3574
+layers 6905
 datasets 2099
-cuda 2797
-dist 12410
+cuda 2693
+dist 12395
 examples 1225
 examples/course 1200
-tests 24199
+tests 24169
 END
 if clang-format --version 2>/dev/null | grep -q 'version 14\.'; then
   find core autograd layers datasets cuda dist examples tests -name '*.cpp' -o -name '*.h' -o -name '*.cu' |

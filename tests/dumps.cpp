@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <fstream>
+#include <nlohmann/json.hpp>
 #include <sstream>
 
 #include "core/files/safetensors.h"
@@ -25,7 +26,7 @@ std::string contents(const fs::path& file) {
 Dumps::Dumps(const fs::path& path) : file_(path.string()) {
   const SafetensorsFile file(path);
   for (auto& [name, entry] : file.tensors()) tensors_[name] = {entry.shape, file.values(name)};
-  for (auto& [dump, text] : file.metadata()) attributes_[dump] = Json::parse(text);
+  for (auto& [dump, text] : file.metadata()) attributes_[dump] = Attributes::parse(text);
 }
 
 const Dumps& Dumps::of(const std::string& name) {
@@ -42,10 +43,10 @@ const Dump& Dumps::at(const std::string& tensor) const {
   return found->second;
 }
 
-Attributes Dumps::attributes(const std::string& dump) const {
+const Attributes& Dumps::attributes(const std::string& dump) const {
   auto found = attributes_.find(dump);
   require(found != attributes_.end(), file_, " holds no case ", dump);
-  return Attributes(found->second);
+  return found->second;
 }
 
 std::vector<std::string> Dumps::cases() const {

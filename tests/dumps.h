@@ -2,12 +2,12 @@
 #pragma once
 #include <filesystem>
 #include <map>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
 #include "core/backend.h"
 #include "core/error.h"
-#include "core/files/json.h"
 
 namespace tandem::test {
 
@@ -23,36 +23,7 @@ struct Dump {
   Tensor on(Backend& backend, DType dtype) const { return Tensor::of(backend, shape, values, dtype); }
 };
 
-// The attributes of a case, by name: a["stride"]. Numbers turn into the type that is asked for.
-class Attribute {
- public:
-  explicit Attribute(const Json& json) : json_(&json) {}
-  template <class N>
-  requires std::is_arithmetic_v<N>
-  operator N() const {
-    require(json_->is(Json::Kind::number), "an attribute is no number");
-    return N(json_->number);
-  }
-  bool operator==(int n) const { return int(*this) == n; }
-  bool operator==(std::string_view text) const { return json_->is(Json::Kind::text) && json_->text == text; }
-  bool is_array() const { return json_->is(Json::Kind::array); }
-  Attribute operator[](int i) const { return Attribute(json_->items.at(std::size_t(i))); }
-
- private:
-  const Json* json_;
-};
-class Attributes {
- public:
-  explicit Attributes(const Json& json) : json_(&json) {}
-  Attribute operator[](const char* name) const {
-    const Json* member = json_->find(name);
-    require(member != nullptr, "there is no attribute ", name);
-    return Attribute(*member);
-  }
-
- private:
-  const Json* json_;
-};
+using Attributes = nlohmann::json;  // of a case, by name: a["stride"]
 
 // tests/reference/NAME.safetensors, written by generate.py. Tensors are called "case/tensor"; the metadata of a case is
 // a JSON object of its attributes. A name that is not there throws Error.
@@ -61,14 +32,14 @@ class Dumps {
   static const Dumps& of(const std::string& name);  // read once
   bool has(const std::string& tensor) const { return tensors_.count(tensor) != 0; }
   const Dump& at(const std::string& tensor) const;
-  Attributes attributes(const std::string& dump) const;
+  const Attributes& attributes(const std::string& dump) const;
   std::vector<std::string> cases() const;
 
  private:
   explicit Dumps(const std::filesystem::path& file);
   std::string file_;
   std::map<std::string, Dump> tensors_;
-  std::map<std::string, Json> attributes_;
+  std::map<std::string, Attributes> attributes_;
 };
 
 // ---- numbers --------------------------------------------------------------------------------------------------------

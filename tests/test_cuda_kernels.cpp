@@ -10,10 +10,11 @@
 // them.
 #include "tests/emulated_cuda.h"
 
-#include "cuda/norm.cu"
-#include "cuda/plain_convolution.cu"
-#include "cuda/pool.cu"
-#include "cuda/rows.cu"
+#include "cuda/elements.h"
+#include "cuda/norm.h"
+#include "cuda/plain_convolution.h"
+#include "cuda/pool.h"
+#include "cuda/rows.h"
 
 using namespace tandem;
 using emulated::Buffer;

@@ -10,11 +10,11 @@
 #include <filesystem>
 #include <map>
 #include <mutex>
+#include <nlohmann/json.hpp>
 #include <thread>
 #include <utility>
 
 #include "core/files/files.h"
-#include "core/files/json.h"
 #include "dist/strategies/all_reduce.h"
 #include "dist/strategies/reducer.h"
 #include "layers/models/models.h"
@@ -141,16 +141,16 @@ TEST(AllReduce, ATraceHoldsAllRanks) {
                        fit_on(s, run, o);
                      },
                      {.bucket_bytes = 4096}));
-  const Json trace = Json::parse(read_file(file));
+  const auto trace = nlohmann::json::parse(read_file(file));
   std::filesystem::remove(file);
   std::map<int, std::vector<std::array<double, 3>>> spans;  // by number: rank, begin, end in µs
   std::map<int, std::string> names;
-  for (const Json& e : trace.find("traceEvents")->items) {
-    const int rank = int(e.find("pid")->number);
-    if (e.find("name")->text == "process_name") names[rank] = e.find("args")->find("name")->text;
-    if (const Json* kind = e.find("cat"); kind && kind->text == "exchange")
-      spans[int(e.find("args")->find("number")->number)].push_back(
-          {double(rank), e.find("ts")->number, e.find("ts")->number + e.find("dur")->number});
+  for (const auto& e : trace.at("traceEvents")) {
+    const int rank = e.at("pid");
+    if (e.at("name") == "process_name") names[rank] = e.at("args").at("name").get<std::string>();
+    if (e.value("cat", "") != "exchange") continue;
+    const double begin = e.at("ts"), seconds = e.at("dur");
+    spans[e.at("args").at("number").get<int>()].push_back({double(rank), begin, begin + seconds});
   }
   for (int r = 0; r < n; r++) EXPECT_EQ(names[r], "rank " + std::to_string(r));
   EXPECT_GT(spans.size(), 4u);

@@ -3,6 +3,7 @@
 // fails, and so does a backend that refuses a row.
 #include <algorithm>
 #include <cmath>
+#include <nlohmann/json.hpp>
 #include <regex>
 #include <set>
 

@@ -160,30 +160,74 @@ TEST(Evaluation, AccuracyPerClassIsCounted) {
 // ---- merges ---------------------------------------------------------------------------------------------------------
 using Values = std::vector<double>;
 
+// Workers with so many pictures each, in batches of 10.
+struct Sizes : BatchSource {
+  std::vector<std::vector<double>> pictures;
+  std::int64_t batches = 0;
+  explicit Sizes(std::vector<std::vector<double>> all) : pictures(std::move(all)) {}
+  void share(int, int) override {}
+  std::int64_t batches_per_epoch() const override { return batches; }
+  std::int64_t pictures_per_epoch() const override { return 0; }
+  void start(std::int64_t, std::int64_t) override {}
+  bool next(Batch&) override { return false; }
+  Batch make(std::int64_t, std::int64_t) override { return {}; }
+  Parts parts(int) const override { return {.pictures = pictures, .batch = 10}; }
+  std::unique_ptr<BatchSource> part(int worker, int, int) const override {
+    auto own = std::make_unique<Sizes>(pictures);
+    own->batches = parts(0).batches(worker);
+    return own;
+  }
+};
+
 struct Merges : testing::Test {
   std::unique_ptr<Backend> backend = reference_backend();
-  Tensor of(const Values& v) { return Tensor::of(*backend, {std::int64_t(v.size())}, v, DType::f64); }
+  Linear model{2, 2, false};
+  FlatParameters flat{model, *backend, 1, {}, DType::f64};
+  Tensor of(Values v) {
+    v.resize(std::size_t(flat.numel()));
+    return Tensor::of(*backend, {flat.numel()}, v, DType::f64);
+  }
   static void near(const Tensor& t, const Values& expected) {
     const Values is = t.values();
     for (std::size_t i = 0; i < expected.size(); i++) EXPECT_NEAR(is[i], expected[i], 1e-12) << i;
+  }
+  struct Member {
+    std::unique_ptr<OwnPart> own;
+    std::unique_ptr<RoundMethod> method;
+  };
+  // Workers at the begin of a round from `theta`. The tensors of the method's state are those in `state`.
+  std::vector<Member> begun(const std::string& name, SGD& sgd, const std::vector<std::vector<double>>& sizes) {
+    const auto how = *Federated::parse(name);
+    std::vector<Member> all;
+    for (int w = 0; w < int(sizes.size()); w++) {
+      auto own = OwnPart::of(Sizes(sizes), {.worker = w, .workers = int(sizes.size()), .epochs = how.epochs});
+      own->start(0, 0);
+      all.push_back({std::move(own), federated_method(how)});
+      all.back().method->join(all.back().own.get(), sgd);
+      all.back().method->allocate(flat);
+      all.back().method->equal(of(theta));
+    }
+    return all;
   }
   const Values theta{0.5, -1, 2, 0.25}, x1{0.1, 0.3, 1.7, 0.2}, x2{-0.4, 0.2, 2.5, 0.9}, c{0.01, 0.02, -0.03, 0.04};
 };
 
 TEST_F(Merges, FedAvgAndFedNovaAgainstTheirFormulas) {
   const double p1 = 0.7, p2 = 0.3, rho = 0.9;
-  const Parts parts{.pictures = {{70}, {30}}, .batch = 10};  // steps: 7 and 3
   const auto merged = [&](const std::string& name) {
-    FederatedMerge all(*Federated::parse(name), parts, {.momentum = rho}, of(theta));
-    all.begin(0);
-    Tensor sum = of({0, 0, 0, 0}), sent = of({0, 0, 0, 0});
-    ControlVariate none;
-    for (int w : {0, 1}) {
-      all.send(sent, of(w ? x2 : x1), w, none);
-      add_into(sum, sent);
+    SGD sgd({.momentum = rho});
+    const auto workers = begun(name, sgd, {{70}, {30}});  // steps: 7 and 3
+    Exchanged e{.x = of(x1), .sum = of({})};
+    Tensor sum = of({});
+    for (std::size_t w : {0, 1}) {
+      e.x = of(w ? x2 : x1);
+      workers[w].method->end({});
+      workers[w].method->send(e);
+      add_into(sum, e.sum);
     }
-    all.merge(sum);
-    return all.theta;
+    e.sum = sum;
+    workers[0].method->merge(e);
+    return e.x;
   };
   Values mean, nova;
   for (std::size_t i = 0; i < 4; i++) mean.push_back(p1 * x1[i] + p2 * x2[i]);
@@ -209,16 +253,27 @@ TEST_F(Merges, FedAvgAndFedNovaAgainstTheirFormulas) {
 }
 
 TEST_F(Merges, FedProxAndScaffoldAgainstTheirFormulas) {
-  const Parts parts{.pictures = {{50}, {50}}, .batch = 10};
-  FederatedMerge prox(*Federated::parse("fedprox:mu=0.1"), parts, {}, of(theta)),
-      scaffold(*Federated::parse("scaffold"), parts, {}, of(theta));
-  scaffold.control = of(x2);
-  scaffold.begin(0);
-  Tensor g = of(x2), w = of(x1), sum = of({0, 0, 0, 0});
-  ControlVariate own{.own = of(c), .change = of({0, 0, 0, 0})};
-  prox.add_proximal(g, of(x1));
-  for (int step = 0; step < 8; step++) scaffold.correct(w, own, 0.05);
-  scaffold.send(sum, of(x1), 0, own);
+  SGD sgd({});
+  const auto prox = begun("fedprox:mu=0.1", sgd, {{50}, {50}}), scaffold = begun("scaffold", sgd, {{50}, {50}});
+  RoundMethod& method = *scaffold[0].method;
+  StrategyState state;
+  method.saved(state);
+  Tensor control = state.vectors.at("control");
+  control.copy_from(of(c));
+  method.begin_epoch(0, {.resumed = true});  // c_i = c
+  control.copy_from(of(x2));
+  Tensor g = of(x2), w = of(x1);
+  prox[0].method->before_update(of(x1), g);
+  for (int step = 0; step < 8; step++) method.after_update(w, 0.05);
+  Exchanged e{.x = of(x1), .sum = of({})};
+  EXPECT_TRUE(method.end({}).again);
+  method.send(e);
+  method.merge(e);
+  EXPECT_FALSE(method.end({}).again);
+  e.x = of(x1);
+  method.send(e);
+  const Tensor change = e.sum.clone();
+  method.merge(e);  // the other worker's change is zero
   Values proximal, drift, next, changed;
   for (std::size_t i = 0; i < 4; i++) {
     proximal.push_back(x2[i] + 0.1 * (x1[i] - theta[i]));
@@ -228,19 +283,25 @@ TEST_F(Merges, FedProxAndScaffoldAgainstTheirFormulas) {
   }
   near(g, proximal);
   near(w, drift);
-  near(own.own, next);
-  scaffold.merge_controls(own.change);  // the other worker's is zero
-  near(scaffold.control, changed);
+  Tensor own = of(c);
+  add_into(own, change);
+  near(own, next);
+  near(control, changed);
+  w.copy_from(of(x1));
+  method.after_update(w, 0.05);  // by the new c_i and c
+  for (std::size_t i = 0; i < 4; i++) drift[i] = x1[i] - 0.05 * (changed[i] - next[i]);
+  near(w, drift);
 }
 
 TEST_F(Merges, ServerOptimizersAgainstTheirFormulas) {
   for (const char* name : {"momentum", "adam", "yogi", "adagrad"}) {
     const auto how = *Federated::parse("fedavg:rate=0.3,server=" + std::string(name));
-    FederatedMerge all(how, {.pictures = {{1}}}, {}, of(theta));
+    Tensor at = of(theta), first = of({}), second = of({});
+    second.fill(1e-6);
     Values w = theta, m(4), v(4, 1e-6);
     for (int round = 0; round < 3; round++) {
       Values d = round == 1 ? x1 : x2;
-      server_step(all, of(d), how);
+      server_step(how, at, first, second, of(d));
       for (std::size_t i = 0; i < 4; i++) {
         const double s = d[i] * d[i];
         if (how.server == Federated::Server::momentum) {
@@ -254,14 +315,18 @@ TEST_F(Merges, ServerOptimizersAgainstTheirFormulas) {
         w[i] -= 0.3 * m[i] / (std::sqrt(v[i]) + 1e-3);
       }
     }
-    near(all.theta, w);
+    near(at, w);
   }
 }
 
 TEST(Federated, NamesAreReadAndRefused) {
-  for (const char* text : {"fedavg:epochs=10", "fedprox:epochs=3,mu=0.1", "scaffold:epochs=1,sample=0.1",
-                           "fednova:epochs=10,server=adam,rate=0.01"})
-    EXPECT_EQ(Federated::parse(text)->name(), text);
+  const auto prox = *Federated::parse("fedprox:epochs=3,mu=0.1"),
+             nova = *Federated::parse("fednova:server=adam,rate=0.2");
+  EXPECT_EQ(prox.kind, Federated::Kind::fedprox);
+  EXPECT_EQ(std::pair(prox.epochs, prox.mu), std::pair(std::int64_t{3}, 0.1));
+  EXPECT_EQ(std::pair(nova.epochs, nova.server), std::pair(std::int64_t{10}, Federated::Server::adam));
+  EXPECT_EQ(nova.rate, 0.2);
+  EXPECT_EQ(Federated::parse("scaffold:epochs=1,sample=0.1")->sample, 0.1);
   EXPECT_FALSE(Federated::parse("local-sgd:8"));
   for (const char* text :
        {"fedavg:mu=1", "fedavg:rate=0.1", "scaffold:sample=0", "fednova:server=lamb", "fedavg:epochs=0"})

@@ -4,8 +4,8 @@
 
 #include <chrono>
 #include <map>
+#include <nlohmann/json.hpp>
 
-#include "core/files/json.h"
 #include "datasets/loader.h"
 #include "datasets/synthetic.h"
 #include "layers/layers.h"
@@ -179,18 +179,18 @@ TEST(RecordedStep, ATraceHasTheDevicesLanesOfTheStepsThatAreLookedAt) {
     o.profiler.warm_up = 5;
     o.profiler.steps = 2;
   });
-  const Json trace = Json::parse(test::contents(folder.file("trace.json")));
+  const auto trace = nlohmann::json::parse(test::contents(folder.file("trace.json")));
   std::map<double, std::string> lanes;
   std::map<std::string, int> steps, operations;
   double host = 0, device = 0;
-  for (const Json& e : trace.find("traceEvents")->items) {
-    const double lane = e.find("tid") ? e.find("tid")->number : 0;
-    const std::string name = e.find("name")->text;
-    if (name == "thread_name") lanes[lane] = e.find("args")->find("name")->text;
-    if (e.find("ph")->text != "X") continue;
+  for (const auto& e : trace.at("traceEvents")) {
+    const double lane = e.value("tid", 0.0);
+    const std::string name = e.at("name");
+    if (name == "thread_name") lanes[lane] = e.at("args").at("name").get<std::string>();
+    if (e.at("ph") != "X") continue;
     steps[lanes[lane]] += name == "step";
-    operations[lanes[lane]] += e.find("cat")->text == "op";
-    if (name == "step") (lanes[lane] == "step" ? host : device) += e.find("ts")->number;
+    operations[lanes[lane]] += e.at("cat") == "op";
+    if (name == "step") (lanes[lane] == "step" ? host : device) += e.at("ts").get<double>();
   }
   EXPECT_EQ(steps["step"], 2);
   EXPECT_EQ(steps["device: step"], 2);

@@ -270,11 +270,11 @@ void windows_gradient(const Geometry& g, const float* dy, int distance, const fl
       }
 }
 
+constexpr bool two_fit(int rows, int vectors) { return 2 * rows * vectors + 3 <= registers; }
 using WindowKernel = void (*)(const Geometry&, const float*, int, const float*, int, float*);
 template <int ROWS, int NV>
 WindowKernel window_kernel(bool two) {
-  constexpr int fits = 2 * ROWS * NV + 3 <= registers ? 2 : 1;
-  return two ? windows_gradient<fits, ROWS, NV> : windows_gradient<1, ROWS, NV>;
+  return two ? windows_gradient < two_fit(ROWS, NV) ? 2 : 1, ROWS, NV > : windows_gradient<1, ROWS, NV>;
 }
 template <int ROWS>
 WindowKernel window_kernel(int vectors, bool two) {
@@ -285,7 +285,6 @@ WindowKernel window_kernel(int vectors, bool two) {
     default: return window_kernel<ROWS, 4>(two);
   }
 }
-bool two_fit(int rows, int vectors) { return 2 * rows * vectors + 3 <= registers; }
 
 template <class T>
 void backward_filter(const ConvShape& s, const T* x, const T* dy, float* dw, bool add, CachingAllocator& allocator,
@@ -330,12 +329,12 @@ void backward_data(const ConvShape& s, const T* dy, const float* w, T* dx, bool 
   const Geometry g(s);
   const int vectors = rounded(g.taps) / VL, row = vectors * VL, w_stride = g.kh * row;
   const int rows = g.kh % 5 == 0 ? 5 : g.kh % 3 == 0 ? 3 : 1;
-  const WindowKernel one = rows == 5   ? window_kernel<5>(vectors, false)
-                           : rows == 3 ? window_kernel<3>(vectors, false)
-                                       : window_kernel<1>(vectors, false);
-  const WindowKernel two = rows == 5   ? window_kernel<5>(vectors, true)
-                           : rows == 3 ? window_kernel<3>(vectors, true)
-                                       : window_kernel<1>(vectors, true);
+  const auto kernel = [&](bool two) {
+    return rows == 5   ? window_kernel<5>(vectors, two)
+           : rows == 3 ? window_kernel<3>(vectors, two)
+                       : window_kernel<1>(vectors, two);
+  };
+  const WindowKernel one = kernel(false), two = kernel(true);
   const std::size_t weights = std::size_t(g.c_out) * w_stride, gradient = g.pixels() * g.lanes_out;
   const std::size_t own = (g.bordered() + gradient + 15) / 16 * 16;
   Scratch memory(allocator, 4 * (weights + threads * own) + 64);

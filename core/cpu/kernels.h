@@ -1,4 +1,5 @@
-// The kernels of the cpu backend, of which those of memory-bound operations are in norm.cpp, pool.cpp and rows.cpp.
+// The kernels of the cpu backend: convolutions and matrix products go to Convolution (Winograd, oneDNN, direct); those
+// of memory-bound operations are in norm.cpp, pool.cpp and rows.cpp.
 // Results depend on the number of threads (the order of a sum) and on nothing else.
 #pragma once
 #include "core/backend.h"
@@ -25,18 +26,41 @@ class CpuKernels final : public Kernels<T> {
  public:
   explicit CpuKernels(Shared& shared) : shared_(shared), threads_(shared.threads) {}
 
-  // backend.cpp
   void gemm(bool transpose_a, bool transpose_b, std::int64_t batch, std::int64_t m, std::int64_t n, std::int64_t k,
-            In<T> a, In<T> b, Out<T> c, bool add) override;
+            In<T> a, In<T> b, Out<T> c, bool add) override {
+    for (std::int64_t i = 0; i < batch; i++)
+      shared_.convolution.library().gemm<T>(transpose_a, transpose_b, m, n, k, a + i * m * k, b + i * k * n,
+                                            c + i * m * n, add);
+  }
+  // The passes of a layer overwrite one of x, w and y, and only read the other two.
   void linear(std::int64_t m, std::int64_t n, std::int64_t k, In<T> x, In<float> w, In<float> bias, bool relu,
-              Out<T> y) override;
+              Out<T> y) override {
+    const Epilogue epilogue{bias, relu};
+    shared_.convolution.library().linear<T>({Pass::forward, OneDnn::linear_shape(m, n, k), const_cast<T*>(x.data),
+                                             const_cast<float*>(w.data), y, key_of(w), false, epilogue});
+  }
   void linear_backward_data(std::int64_t m, std::int64_t n, std::int64_t k, In<T> dy, In<float> w, Out<T> dx,
-                            bool add) override;
+                            bool add) override {
+    shared_.convolution.library().linear<T>({Pass::backward_data, OneDnn::linear_shape(m, n, k), dx,
+                                             const_cast<float*>(w.data), const_cast<T*>(dy.data), key_of(w), add});
+  }
   void linear_backward_weight(std::int64_t m, std::int64_t n, std::int64_t k, In<T> x, In<T> dy, Out<float> dw,
-                              bool add) override;
-  void conv2d(const ConvShape& s, In<T> x, In<float> w, In<float> bias, bool relu, Out<T> y) override;
-  void conv2d_backward_data(const ConvShape& s, In<T> dy, In<float> w, Out<T> dx, bool add) override;
-  void conv2d_backward_filter(const ConvShape& s, In<T> x, In<T> dy, Out<float> dw, bool add) override;
+                              bool add) override {
+    const WeightKey none;
+    shared_.convolution.library().linear<T>({Pass::backward_filter, OneDnn::linear_shape(m, n, k),
+                                             const_cast<T*>(x.data), dw, const_cast<T*>(dy.data), none, add});
+  }
+  void conv2d(const ConvShape& s, In<T> x, In<float> w, In<float> bias, bool relu, Out<T> y) override {
+    Moments* moments = bias || relu ? nullptr : &shared_.moments;  // without these it is batch norm that follows
+    shared_.convolution.forward<T>(s, x, w, key_of(w), y, {bias, relu, moments});
+    if (moments) shared_.measured = state_of(*y.tensor);
+  }
+  void conv2d_backward_data(const ConvShape& s, In<T> dy, In<float> w, Out<T> dx, bool add) override {
+    shared_.convolution.backward_data<T>(s, dy, w, key_of(w), dx, add);
+  }
+  void conv2d_backward_filter(const ConvShape& s, In<T> x, In<T> dy, Out<float> dw, bool add) override {
+    shared_.convolution.backward_filter<T>(s, x, dy, dw, add);
+  }
 
   // pool.cpp: vectors along c, threads along rows of pictures
   void max_pool(const PoolShape& s, In<T> x, bool relu, Out<T> y, Out<std::uint8_t> argmax) override;

@@ -27,7 +27,7 @@ void sample_mean(const Fold& f, std::int64_t rows, const T* x, float* shift) {
   const std::int64_t n = std::min(rows, samples);
   for (std::int64_t i = 0; i < n; i++) {
     const T* row = x + (2 * i + 1) * rows / (2 * n) * f.channels;
-    for (std::int64_t c = 0; c < f.channels; c++) shift[c] += static_cast<float>(row[c]) / static_cast<float>(n);
+    for (std::int64_t c = 0; c < f.channels; c++) shift[c] += float(row[c]) / float(n);
   }
   f.repeat(shift);
 }
@@ -60,21 +60,21 @@ void normalise_all(const Fold& f, int threads, Order order, bool relu_after, con
 }  // namespace
 
 void Moments::total(double* mean, double* variance) const {
-  const double n = static_cast<double>(counted());
+  const double n = double(counted());
   std::fill(mean, mean + channels, 0.0);
   std::fill(variance, variance + channels, 0.0);
   const float* at = parts.data();
   for (std::int64_t part : rows) {
     for (std::int64_t c = 0; c < channels; c++)
-      mean[c] += (static_cast<double>(at[c]) * static_cast<double>(part) + static_cast<double>(at[channels + c])) / n;
+      mean[c] += (double(at[c]) * double(part) + double(at[channels + c])) / n;
     at += fields * channels;
   }
   at = parts.data();
   for (std::int64_t part :
        rows) {  // Σ(y − mean)² of a part = Σ(y − shift)² − 2·d·Σ(y − shift) + rows·d², d = mean − shift
     for (std::int64_t c = 0; c < channels; c++) {
-      const double d = mean[c] - static_cast<double>(at[c]), sum = static_cast<double>(at[channels + c]);
-      variance[c] += static_cast<double>(at[2 * channels + c]) + d * (static_cast<double>(part) * d - 2 * sum);
+      const double d = mean[c] - double(at[c]), sum = double(at[channels + c]);
+      variance[c] += double(at[2 * channels + c]) + d * (double(part) * d - 2 * sum);
     }
     at += fields * channels;
   }
@@ -121,7 +121,7 @@ void CpuKernels<T>::batch_norm(const NormShape& s, In<T> x, In<T> residual, In<f
       f.gather(squares);
     });
   }
-  const double rows = static_cast<double>(s.rows), unbiased = s.rows > 1 ? rows / (rows - 1) : 1;
+  const double rows = double(s.rows), unbiased = s.rows > 1 ? rows / (rows - 1) : 1;
   for (std::int64_t c = 0; c < s.channels; c++) {
     double average = sums[c], variance = sums[f.width + c];
     if (!moments) {
@@ -133,13 +133,13 @@ void CpuKernels<T>::batch_norm(const NormShape& s, In<T> x, In<T> residual, In<f
       average = shift[c] + total / rows;
       variance = std::max(square / rows - total / rows * (total / rows), 0.0);  // keeps a NaN
     }
-    const float m = static_cast<float>(average), inverse = static_cast<float>(1 / std::sqrt(variance + s.epsilon));
+    const float m = float(average), inverse = float(1 / std::sqrt(variance + s.epsilon));
     scale[c] = gamma[c] * inverse;
     offset[c] = std::fma(-m, scale[c], beta[c]);  // backward computes the same bits, for its mask
     mean[c] = m;
     inverse_std[c] = inverse;
-    running_mean[c] += static_cast<float>(s.momentum * (average - running_mean[c]));
-    running_variance[c] += static_cast<float>(s.momentum * (variance * unbiased - running_variance[c]));
+    running_mean[c] += float(s.momentum * (average - running_mean[c]));
+    running_variance[c] += float(s.momentum * (variance * unbiased - running_variance[c]));
   }
   normalise_all<T>(f, threads, Order::backwards, s.relu, x, residual, scale, offset, y);
 }
@@ -151,7 +151,7 @@ void CpuKernels<T>::normalise(const NormShape& s, In<T> x, In<T> residual, In<fl
   std::vector<float> values(2 * f.width);
   float *scale = values.data(), *offset = scale + f.width;
   for (std::int64_t c = 0; c < s.channels; c++) {
-    scale[c] = is_variance ? static_cast<float>(gamma[c] / std::sqrt(spread[c] + s.epsilon)) : gamma[c] * spread[c];
+    scale[c] = is_variance ? float(gamma[c] / std::sqrt(spread[c] + s.epsilon)) : gamma[c] * spread[c];
     offset[c] = std::fma(-mean[c], scale[c], beta[c]);
   }
   normalise_all<T>(f, threads_, Order::forwards, s.relu, x, residual, scale, offset, y);
@@ -177,7 +177,7 @@ void CpuKernels<T>::batch_norm_backward(const NormShape& s, In<T> x, In<T> y, In
     double* sum = sums.data() + 2 * f.width * part;
     pass.add_up(part, threads, sum, sum + f.width);
   });
-  const double rows = static_cast<double>(s.rows);
+  const double rows = double(s.rows);
   for (std::int64_t c = 0; c < s.channels; c++) {
     double total = 0, dot = 0;
     for (int t = 0; t < threads; t++) {
@@ -185,10 +185,10 @@ void CpuKernels<T>::batch_norm_backward(const NormShape& s, In<T> x, In<T> y, In
       dot += sums[2 * f.width * t + f.width + c];
     }
     const double inverse = inverse_std[c], dgamma = dot * inverse;
-    pass.slope[c] = static_cast<float>(-pass.scale[c] * inverse * dgamma / rows);
-    pass.constant[c] = static_cast<float>(-pass.scale[c] * total / rows);
-    if (out.dgamma) out.dgamma[c] = static_cast<float>(dgamma + (out.add_dgamma ? out.dgamma[c] : 0.f));
-    if (out.dbeta) out.dbeta[c] = static_cast<float>(total + (out.add_dbeta ? out.dbeta[c] : 0.f));
+    pass.slope[c] = float(-pass.scale[c] * inverse * dgamma / rows);
+    pass.constant[c] = float(-pass.scale[c] * total / rows);
+    if (out.dgamma) out.dgamma[c] = float(dgamma + (out.add_dgamma ? out.dgamma[c] : 0.f));
+    if (out.dbeta) out.dbeta[c] = float(total + (out.add_dbeta ? out.dbeta[c] : 0.f));
   }
   for (float* v : {pass.slope, pass.constant}) f.repeat(v);
   if (out.dx || (out.dresidual && !pass.keep_masked)) in_parts(threads, [&](int part) { pass.write(part, threads); });

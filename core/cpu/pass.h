@@ -25,8 +25,8 @@ struct Moments {
   void clear() { rows.clear(); }
   void begin(std::int64_t count, std::int64_t c) {
     channels = c;
-    rows.assign(static_cast<std::size_t>(count), 0);
-    parts.resize(static_cast<std::size_t>(count * fields * c));
+    rows.assign(std::size_t(count), 0);
+    parts.resize(std::size_t(count * fields * c));
   }
   float* part(std::int64_t i) { return parts.data() + i * fields * channels; }
   std::int64_t counted() const { return std::accumulate(rows.begin(), rows.end(), std::int64_t{0}); }

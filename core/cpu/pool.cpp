@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/cpu/kernels.h"
+#include "core/cpu/rows.h"
 #include "core/launch.h"
 
 namespace tandem::cpu {
@@ -21,21 +22,7 @@ template <class Body>
 void channels(std::int64_t c_all, const Body& body, std::int64_t room = 0) {
   std::int64_t c = 0;
   for (; c < c_all && c + VL <= std::max(c_all, room); c += VL) body(std::true_type{}, c, VL);
-  if (c < c_all) body(std::false_type{}, c, static_cast<int>(c_all - c));
-}
-template <bool whole, class T>
-auto take(const T* p, int n) {
-  if constexpr (whole)
-    return load(p);
-  else
-    return load(p, n);
-}
-template <bool whole, class T, class V>
-void put(T* p, int n, V v) {
-  if constexpr (whole)
-    store(p, v);
-  else
-    store(p, v, n);
+  if (c < c_all) body(std::false_type{}, c, int(c_all - c));
 }
 
 // The part of window `o` that lies inside a picture of `size` pixels: window positions [begin, end), begin at pixel
@@ -72,12 +59,12 @@ void max_row(const PoolShape& s, std::int64_t oh, const T* picture, bool with_re
         s.c,
         [&](auto whole, std::int64_t c, int n) {
           vf best = broadcast(-std::numeric_limits<float>::infinity());
-          vi at = broadcast(static_cast<std::int32_t>(kernel ? 0 : rows.begin * s.kw + columns.begin));
+          vi at = broadcast(std::int32_t(kernel ? 0 : rows.begin * s.kw + columns.begin));
           auto visit = [&](std::int64_t i, std::int64_t j, std::int64_t position) {
             const vf v = take<whole>(corner + (i * s.w + j) * s.c + c, n);
             const vi larger = beats(v, best);
             best = larger ? v : best;
-            at = larger ? broadcast(static_cast<std::int32_t>(position)) : at;
+            at = larger ? broadcast(std::int32_t(position)) : at;
           };
           if constexpr (kernel > 0) {
             for (int i = 0; i < kernel; i++)
@@ -202,7 +189,7 @@ void CpuKernels<T>::max_pool_backward(const PoolShape& s, In<T> dy, In<std::uint
   backward(threads_, s, dx.data, add,
            [dy = dy.data, argmax = argmax.data](auto whole, std::int64_t at, std::int64_t k, std::int64_t, int n) {
              const vf d = take<whole>(dy + at, n);
-             return take<whole>(argmax + at, n) == static_cast<std::int32_t>(k) ? d : vf{};
+             return take<whole>(argmax + at, n) == std::int32_t(k) ? d : vf{};
            });
 }
 
@@ -219,7 +206,7 @@ void CpuKernels<T>::average_pool(const PoolShape& shape, In<T> x, Out<T> y) {
         const Window columns(ow, s.kw, s.stride_w, s.pad_w, s.w);
         const T* corner = picture + (rows.first * s.w + columns.first) * s.c;
         const std::int64_t count = rows.size() * columns.size();
-        const float share = count ? 1 / static_cast<float>(count) : 0;
+        const float share = count ? 1 / float(count) : 0;
         channels(s.c, [&](auto whole, std::int64_t c, int n) {
           vf sum{};
           for (std::int64_t i = 0; i < rows.size(); i++) {  // rows first: a large window keeps its digits
@@ -238,7 +225,7 @@ template <class T>
 void CpuKernels<T>::average_pool_backward(const PoolShape& s, In<T> dy, Out<T> dx, bool add) {
   backward(threads_, s, dx.data, add,
            [dy = dy.data](auto whole, std::int64_t at, std::int64_t, std::int64_t count, int n) {
-             return take<whole>(dy + at, n) * (1 / static_cast<float>(count));
+             return take<whole>(dy + at, n) * (1 / float(count));
            });
 }
 

@@ -27,7 +27,7 @@ struct Maximum {
 template <class Op, class T>
 void reduce_rows(const Fold& f, int thread, int threads, const T* x, double* total) {
   const Op op;
-  const vf identity = broadcast(static_cast<float>(Op::identity));
+  const vf identity = broadcast(float(Op::identity));
   sweep(f, thread, threads, Order::forwards,
         [&](auto whole, std::int64_t at, std::int64_t column, std::int64_t rows, int n) {
           vf sums[4] = {identity, identity, identity, identity};
@@ -47,7 +47,7 @@ void reduce_rows(const Fold& f, int thread, int threads, const T* x, double* tot
 template <class Op, bool whole, class T>
 void reduce_panel(std::int64_t rows, std::int64_t stride, int n, const T* x, double* total) {
   const Op op;
-  const vf identity = broadcast(static_cast<float>(Op::identity));
+  const vf identity = broadcast(float(Op::identity));
   for (int j = 0; j < Fold::panel; j++) total[j] = Op::identity;
   for (std::int64_t begin = 0; begin < rows; begin += 64) {
     vf sums[4] = {identity, identity, identity, identity};
@@ -59,7 +59,7 @@ void reduce_panel(std::int64_t rows, std::int64_t stride, int n, const T* x, dou
 
 template <class Y>
 void put(Y& y, double value, bool add) {
-  y = static_cast<float>(add ? value + static_cast<float>(y) : value);
+  y = float(add ? value + float(y) : value);
 }
 
 template <class Op, class T, class Y>
@@ -72,7 +72,7 @@ void reduce_with(int threads, std::int64_t outer, std::int64_t middle, std::int6
     parallel_ranges(threads, outer * panels, 1, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t item = begin; item < end; item++) {
         const std::int64_t o = item / panels, column = item % panels * Fold::panel;
-        const int n = static_cast<int>(std::min<std::int64_t>(Fold::panel, inner - column));
+        const int n = int(std::min<std::int64_t>(Fold::panel, inner - column));
         double total[Fold::panel];
         const T* from = x + o * middle * inner + column;
         if (n == Fold::panel)
@@ -107,44 +107,6 @@ void reduce_with(int threads, std::int64_t outer, std::int64_t middle, std::int6
   }
 }
 
-// ---- rows of logits -------------------------------------------------------------------------------------------------
-// A row as floats: itself, or converted into `buffer`.
-const float* as_floats(const float* x, std::int64_t, std::vector<float>&) { return x; }
-const float* as_floats(const bf16* x, std::int64_t n, std::vector<float>& buffer) {
-  buffer.resize(n);
-  std::int64_t c = 0;
-  for (; c + VL <= n; c += VL) store(buffer.data() + c, load(x + c));
-  for (; c < n; c++) buffer[c] = x[c];
-  return buffer.data();
-}
-
-// y (+)= v for element c of a row; written as a loop body so that whole rows vectorise.
-template <class T, class F>
-void write_row(T* y, std::int64_t n, bool add, const F& value) {
-  float part[Fold::panel];
-  for (std::int64_t begin = 0; begin < n; begin += Fold::panel) {
-    const int count = static_cast<int>(std::min<std::int64_t>(Fold::panel, n - begin));
-#pragma omp simd
-    for (int j = 0; j < count; j++) part[j] = value(begin + j);
-    if (add)
-      for (int j = 0; j < count; j++) part[j] += static_cast<float>(y[begin + j]);
-    for (int i = 0; i * VL < count; i++)
-      if (int m = std::min(VL, count - i * VL); m == VL)
-        store(y + begin + i * VL, load(part + i * VL));
-      else
-        store(y + begin + i * VL, load(part + i * VL, m), m);
-  }
-}
-
-float row_maximum(const float* x, std::int64_t n) {
-  const vf low = broadcast(-std::numeric_limits<float>::infinity());
-  vf m = low;
-  std::int64_t c = 0;
-  for (; c + VL <= n; c += VL) m = maximum(m, load(x + c));
-  if (int rest = static_cast<int>(n - c)) m = maximum(m, keep(load(x + c, rest), rest, low));
-  return across(m, maximum);
-}
-
 }  // namespace
 
 template <class T>
@@ -175,8 +137,7 @@ void CpuKernels<T>::squared_norm(std::int64_t n, In<T> x, Out<float> y, bool add
               float part[Fold::panel];
               for (int i = 0; i < 4; i++) store(part + i * VL, read_lane<whole>(x + at, i, n));
 #pragma omp simd
-              for (int j = 0; j < Fold::panel; j++)
-                total[j] += static_cast<double>(part[j]) * static_cast<double>(part[j]);
+              for (int j = 0; j < Fold::panel; j++) total[j] += double(part[j]) * double(part[j]);
             }
           });
     std::copy(total, total + Fold::panel, sums.data() + f.width * thread);
@@ -197,29 +158,31 @@ void CpuKernels<T>::cross_entropy(std::int64_t rows, std::int64_t classes, In<T>
   };  // one cache line each: several threads write
   std::vector<Part> parts(threads);
   in_parts(threads, [&](int thread) {
-    std::vector<float> buffer;
     Part part;
     const std::int64_t begin = rows * thread / threads, end = rows * (thread + 1) / threads;
     for (std::int64_t r = begin; r < end; r++) {
-      const float* row = as_floats(x + r * classes, classes, buffer);
+      const T* row = x + r * classes;
       float* p = probabilities + r * classes;
-      const std::int32_t label = labels[r];
-      const float largest = row_maximum(row, classes);
+      float largest = -std::numeric_limits<float>::infinity();
+      for (std::int64_t c = 0; c < classes; c++) {
+        const float v = row[c];
+        largest = v > largest || v != v ? v : largest;  // a NaN stays
+      }
       float sum = 0, distance = 0;  // Σ exp(x − max), Σ (x − max)
 #pragma omp simd reduction(+ : sum, distance)
       for (std::int64_t c = 0; c < classes; c++) {
-        const float d = row[c] - largest, e = exponential(d);
+        const float d = float(row[c]) - largest, e = exponential(d);
         p[c] = e;
         sum += e;
         distance += d;
       }
-      const float scale = 1 / sum;
+      const float scale = 1 / sum, label = row[labels[r]];
 #pragma omp simd
       for (std::int64_t c = 0; c < classes; c++) p[c] *= scale;
-      const double log_sum = std::log(sum), own = row[label] - largest - log_sum;
+      const double log_sum = std::log(sum), own = label - largest - log_sum;
       part.loss -= (1 - smoothing) * own;
-      if (smoothing != 0) part.loss -= smoothing * (distance / static_cast<double>(classes) - log_sum);
-      part.correct += row[label] == largest && std::find(row, row + label, largest) == row + label;
+      if (smoothing != 0) part.loss -= smoothing * (distance / double(classes) - log_sum);
+      part.correct += label == largest && std::find(row, row + labels[r], row[labels[r]]) == row + labels[r];
     }
     parts[std::size_t(thread)] = part;
   });
@@ -228,7 +191,7 @@ void CpuKernels<T>::cross_entropy(std::int64_t rows, std::int64_t classes, In<T>
     total += part.loss;
     if (correct) *correct += part.correct;
   }
-  *loss = static_cast<float>(total / static_cast<double>(rows));
+  *loss = float(total / double(rows));
 }
 
 // dx = (p − q)·dloss / rows
@@ -236,17 +199,20 @@ template <class T>
 void CpuKernels<T>::cross_entropy_backward(std::int64_t rows, std::int64_t classes, In<float> probabilities,
                                            In<std::int32_t> labels, double smoothing, In<float> dloss, Out<T> dx,
                                            bool add) {
-  const float scale = *dloss / static_cast<float>(rows),
-              everywhere = static_cast<float>(smoothing / static_cast<double>(classes)),
-              at_label = static_cast<float>(1 - smoothing);
+  const float scale = *dloss / float(rows), everywhere = float(smoothing / double(classes)),
+              at_label = float(1 - smoothing);
   parallel_ranges(rows * classes < parallel_grain ? 1 : threads_, rows, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t r = begin; r < end; r++) {
       const float* p = probabilities + r * classes;
-      T& own = dx[r * classes + labels[r]];
-      const float gradient = (p[labels[r]] - everywhere - at_label) * scale,
-                  before = add ? static_cast<float>(own) : 0.f;
-      write_row(dx + r * classes, classes, add, [&](std::int64_t c) { return (p[c] - everywhere) * scale; });
-      own = before + gradient;
+      T* to = dx + r * classes;
+      const std::int32_t label = labels[r];
+      const float own = (p[label] - everywhere - at_label) * scale + (add ? float(to[label]) : 0.f);
+#pragma omp simd
+      for (std::int64_t c = 0; c < classes; c++) {
+        const float gradient = (p[c] - everywhere) * scale;
+        to[c] = T(add ? float(to[c]) + gradient : gradient);
+      }
+      to[label] = T(own);
     }
   });
 }

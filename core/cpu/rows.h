@@ -52,7 +52,7 @@ void sweep(const Fold& f, int thread, int threads, Order order, const Body& body
       if (std::int64_t n = f.tail - column; n >= Fold::panel)
         body(std::true_type{}, offset + column, column, std::int64_t{1}, Fold::panel);
       else
-        body(std::false_type{}, offset + column, column, std::int64_t{1}, static_cast<int>(n));
+        body(std::false_type{}, offset + column, column, std::int64_t{1}, int(n));
   };
   if (order == Order::backwards) tail();
   for (std::int64_t b = 0; b < blocks; b++) {
@@ -63,21 +63,31 @@ void sweep(const Fold& f, int thread, int threads, Order order, const Body& body
   if (order == Order::forwards) tail();
 }
 
+// A vector of elements: a whole one, or its first n elements.
+template <bool whole, class T>
+auto take(const T* p, int n) {
+  if constexpr (whole)
+    return load(p);
+  else
+    return load(p, n);
+}
+template <bool whole, class T, class V>
+void put(T* p, int n, V v) {
+  if constexpr (whole)
+    store(p, v);
+  else
+    store(p, v, n);
+}
+
 // Vector i of a panel of which the first n elements exist.
 inline int within(int i, int n) { return std::clamp(n - i * VL, 0, VL); }
 template <bool whole, class T>
 auto read_lane(const T* p, int i, int n) {
-  if constexpr (whole)
-    return load(p + i * VL);
-  else
-    return load(p + std::min(i * VL, n), within(i, n));
+  return take<whole>(p + (whole ? i * VL : std::min(i * VL, n)), within(i, n));
 }
 template <bool whole, class T, class V>
 void write_lane(T* p, int i, int n, V v) {
-  if constexpr (whole)
-    store(p + i * VL, v);
-  else
-    store(p + std::min(i * VL, n), v, within(i, n));
+  put<whole>(p + (whole ? i * VL : std::min(i * VL, n)), within(i, n), v);
 }
 
 // Per-channel values (a mean, a scale) for the columns of a panel, in registers.
@@ -95,7 +105,7 @@ void combine_panel(const Op& op, double* total, const vf (&panel)[4]) {
   float part[Fold::panel];
   for (int i = 0; i < 4; i++) store(part + i * VL, panel[i]);
 #pragma omp simd
-  for (int j = 0; j < Fold::panel; j++) total[j] = op(total[j], static_cast<double>(part[j]));
+  for (int j = 0; j < Fold::panel; j++) total[j] = op(total[j], double(part[j]));
 }
 
 }  // namespace tandem::cpu

@@ -51,7 +51,7 @@ void AtomicFile::write(const void* bytes, std::size_t count) {
     if (done < 0 && errno == EINTR) continue;
     if (done <= 0) give_up("could not be written", done < 0 ? errno : ENOSPC);
     from += done;
-    count -= static_cast<std::size_t>(done);
+    count -= std::size_t(done);
   }
 }
 

@@ -1,40 +1,21 @@
-// JSON, read: one document or one line of it. What the library writes itself (metrics, traces) is written where it is
-// made.
+// JSON: reading a document, and the pieces of text of which writers (metrics, traces) are made.
 #pragma once
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "core/error.h"
 
 namespace tandem {
 
-struct JsonMember;
 struct JsonError : Error {
   using Error::Error;
 };
 
-// A value of a document. Objects keep the order of their members; numbers are doubles (exact for whole numbers up to
-// 2⁵³).
-struct Json {
-  enum class Kind { null, boolean, number, text, array, object } kind = Kind::null;
-  bool boolean = false;
-  double number = 0;
-  std::string text;
-  std::vector<Json> items;          // of an array
-  std::vector<JsonMember> members;  // of an object; a name that comes twice is refused
-
-  const Json* find(std::string_view name) const;  // a member, or null
-  bool is(Kind k) const { return kind == k; }
-
-  // The whole of `text` is one value, with space around it. Throws JsonError: "at byte 17: expected ':' after a name".
-  // Nesting deeper than 100 is refused; so are bytes that are not UTF-8 inside strings.
-  static Json parse(std::string_view text);
-};
-struct JsonMember {
-  std::string name;
-  Json value;
-};
+// The whole of `text` is one value, with space around it. Objects keep the order of their members. Throws JsonError
+// where text is not JSON ("parse error at line 1, column 6: … expected ':'"), a name comes twice in an object, or
+// values are nested deeper than 100. Whoever reads the result includes <nlohmann/json.hpp>.
+nlohmann::ordered_json parse_json(std::string_view text);
 
 bool is_utf8(std::string_view text);
 std::string plain_text(std::string_view text);   // UTF-8: other bytes and control characters become %81, %0A, …

@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <cmath>
 #include <cstring>
+#include <nlohmann/json.hpp>
 
 #include "core/backend.h"
 #include "core/files/atomic_file.h"
@@ -29,7 +30,7 @@ std::vector<double> decoded(const std::vector<std::byte>& bytes) {
   for (std::size_t i = 0; i < v.size(); i++) {
     T element;
     std::memcpy(&element, bytes.data() + i * sizeof(T), sizeof(T));
-    v[i] = static_cast<double>(element);
+    v[i] = double(element);
   }
   return v;
 }
@@ -67,30 +68,28 @@ std::string file_type(DType t) {  // f32: "F32"
   return name;
 }
 
+using Json = nlohmann::ordered_json;
+
 Json parse_header(const std::string& file, const std::string& text) {
   try {
-    return Json::parse(text);
-  } catch (const Error& e) {
+    return parse_json(text);
+  } catch (const JsonError& e) {
     refuse(file, ": its header is not JSON that the format allows (", e.what(), ")", again);
   }
 }
 
-// Numbers of JSON are doubles here: exact up to 2⁵³, which is more bytes than any file has.
-bool whole(const Json& j) { return j.is(Json::Kind::number) && j.number >= 0 && j.number == std::floor(j.number); }
+// Numbers are compared as doubles: exact up to 2⁵³, which is more bytes than any file has.
+bool whole(const Json& j) { return j.is_number() && j.get<double>() >= 0 && std::fmod(j.get<double>(), 1) == 0; }
 
 Entry parse_entry(const std::string& file, const std::string& name, const Json& j) {
   auto no = [&](const auto&... why) { refuse(file, ": ", name, ": ", why..., again); };
-  if (!j.is(Json::Kind::object)) no("is not described by an object");
-  auto member = [&](const char* key, Json::Kind kind, const char* article) -> const Json& {
-    const Json* found = j.find(key);
-    if (!found) no("has no ", key);
-    if (!found->is(kind)) no("its ", key, " is not ", article);
-    return *found;
-  };
-  const std::string& dtype = member("dtype", Json::Kind::text, "a string").text;
-  const std::vector<Json>& axes = member("shape", Json::Kind::array, "a list").items;
-  const std::vector<Json>& offsets = member("data_offsets", Json::Kind::array, "a list").items;
-
+  if (!j.is_object()) no("is not described by an object");
+  for (const char* key : {"dtype", "shape", "data_offsets"})
+    if (!j.contains(key)) no("has no ", key);
+  const Json &axes = j["shape"], &offsets = j["data_offsets"];
+  if (!j["dtype"].is_string()) no("its dtype is not a string");
+  if (!axes.is_array()) no("its shape is not a list");
+  const auto dtype = j["dtype"].get<std::string>();
   Entry e;
   e.dtype = dtype;
   const std::uint64_t size = type_named(dtype).bytes;
@@ -100,17 +99,18 @@ Entry parse_entry(const std::string& file, const std::string& name, const Json& 
   std::uint64_t bytes = size;
   for (const Json& axis : axes) {
     if (!whole(axis)) no("its shape holds something that is not a whole number");
-    if (axis.number > 0x1p53 || __builtin_mul_overflow(bytes, std::uint64_t(axis.number), &bytes) ||
+    const auto length = axis.get<double>();
+    if (length > 0x1p53 || __builtin_mul_overflow(bytes, std::uint64_t(length), &bytes) ||
         bytes > std::uint64_t(INT64_MAX))
       no("its shape is larger than any memory");
-    e.shape.append(std::int64_t(axis.number));
+    e.shape.append(std::int64_t(length));
   }
-  if (offsets.size() != 2 || !whole(offsets[0]) || !whole(offsets[1]) || offsets[1].number > 0x1p53)
+  if (!offsets.is_array() || offsets.size() != 2 || !whole(offsets[0]) || !whole(offsets[1]))
     no("its data_offsets are not two whole numbers");
-  if (offsets[1].number - offsets[0].number != double(bytes))
-    no("its data_offsets hold ", offsets[1].number - offsets[0].number, " bytes, not the ", bytes, " of ", dtype, " ",
-       e.shape);
-  e.begin = std::uint64_t(offsets[0].number);
+  const auto begin = offsets[0].get<double>(), end = offsets[1].get<double>();
+  if (end > 0x1p53 || end - begin != double(bytes))
+    no("its data_offsets hold ", end - begin, " bytes, not the ", bytes, " of ", dtype, " ", e.shape);
+  e.begin = std::uint64_t(begin);
   e.end = e.begin + bytes;
   return e;
 }
@@ -162,15 +162,15 @@ SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) : path_(path
     refuse(file, ": is ", S_ISDIR(status.st_mode) ? "a folder" : "not a regular file", ", expected a safetensors file");
   const auto size = static_cast<std::uint64_t>(status.st_size);
   const Json header = parse_header(file, header_text(size));
-  for (const auto& [name, entry] : header.members) {
+  for (const auto& [name, entry] : header.items()) {
     if (name != "__metadata__") {
       tensors_[name] = parse_entry(file, name, entry);
       continue;
     }
-    if (!entry.is(Json::Kind::object)) refuse(file, ": its __metadata__ is not a dictionary", again);
-    for (const auto& [key, value] : entry.members) {
-      if (!value.is(Json::Kind::text)) refuse(file, ": its __metadata__ holds ", key, ", which is not a string", again);
-      metadata_[key] = value.text;
+    if (!entry.is_object()) refuse(file, ": its __metadata__ is not a dictionary", again);
+    for (const auto& [key, value] : entry.items()) {
+      if (!value.is_string()) refuse(file, ": its __metadata__ holds ", key, ", which is not a string", again);
+      metadata_[key] = value.get<std::string>();
     }
   }
   check_layout(size - data_);
@@ -304,17 +304,20 @@ void SafetensorsFile::read_part(const std::string& name, std::int64_t from, Tens
   }
 }
 
-void SafetensorsWriter::add(std::string name, const Tensor& tensor) {
+void SafetensorsWriter::add(std::string name, Item item) {
   require(items_.count(name) == 0 && name != "__metadata__", "a safetensors file cannot hold ", name, " twice");
-  items_[std::move(name)] = {file_type(tensor.dtype()), tensor.shape(), tensor, {}};
+  items_[std::move(name)] = std::move(item);
+}
+
+void SafetensorsWriter::add(std::string name, const Tensor& tensor) {
+  add(std::move(name), Item{file_type(tensor.dtype()), tensor.shape(), tensor, {}});
 }
 
 void SafetensorsWriter::add(std::string name, std::string dtype, const Shape& shape, std::span<const std::byte> bytes) {
-  require(items_.count(name) == 0 && name != "__metadata__", "a safetensors file cannot hold ", name, " twice");
   const std::uint64_t size = type_named(dtype).bytes;
   require(size > 0 && bytes.size() == std::uint64_t(shape.numel()) * size, name, ": ", bytes.size(), " bytes for ",
           shape, " of ", dtype);
-  items_[std::move(name)] = {std::move(dtype), shape, {}, bytes};
+  add(std::move(name), Item{std::move(dtype), shape, {}, bytes});
 }
 
 void SafetensorsWriter::write(const std::filesystem::path& path) const {
@@ -324,25 +327,24 @@ void SafetensorsWriter::write(const std::filesystem::path& path) const {
   std::stable_sort(order.begin(), order.end(), [](auto* a, auto* b) {
     return type_named(a->second.dtype).bytes > type_named(b->second.dtype).bytes;
   });
-  auto quoted = [&](const std::string& word) {
-    require(is_utf8(word), path.string(), ": the name or metadata string ", json_quoted(word), " is not UTF-8");
-    return json_quoted(word);
-  };
-  std::ostringstream header;
-  const char* comma = "";
-  for (const auto& [key, value] : metadata_) header << std::exchange(comma, ",") << quoted(key) << ':' << quoted(value);
-  const std::string metadata = header.str();
-  header.str("");
-  if (!metadata.empty()) header << "\"__metadata__\":{" << metadata << '}';
+  Json header = Json::object();
+  if (!metadata_.empty()) header["__metadata__"] = metadata_;
   std::uint64_t at = 0;
   for (const auto* named : order) {
     const auto& [name, item] = *named;
     const std::uint64_t bytes = std::uint64_t(item.shape.numel()) * type_named(item.dtype).bytes;
-    header << std::exchange(comma, ",") << quoted(name) << ":{\"dtype\":\"" << item.dtype
-           << "\",\"shape\":" << item.shape << ",\"data_offsets\":[" << at << ',' << at + bytes << "]}";
+    header[name] = {{"dtype", item.dtype},
+                    {"shape", std::vector<std::int64_t>(item.shape.begin(), item.shape.end())},
+                    {"data_offsets", {at, at + bytes}}};
     at += bytes;
   }
-  std::string text = '{' + header.str() + '}';
+  std::string text;
+  try {
+    text = header.dump();
+  } catch (const Json::type_error&) {
+    fail(path.string(),
+         ": a name or a metadata string is not UTF-8: ", header.dump(-1, ' ', false, Json::error_handler_t::replace));
+  }
   text.resize((text.size() + 7) / 8 * 8, ' ');
   require(text.size() <= largest_header, path.string(), ": names and metadata are longer than the format allows");
 

@@ -77,6 +77,7 @@ class SafetensorsWriter {
     Tensor tensor;  // or, where it is empty:
     std::span<const std::byte> bytes;
   };
+  void add(std::string name, Item item);
   std::map<std::string, Item> items_;
   std::map<std::string, std::string> metadata_;
 };

@@ -362,7 +362,7 @@ class ReferenceKernels : public Kernels<T> {
   // Each thread sums a part; the cut depends on n and on the number of threads only.
   void squared_norm(std::int64_t n, In<T> x, Out<P> y, bool add) override {
     const int parts = n >= parallel_grain ? threads_ : 1;
-    std::vector<double> sums(static_cast<std::size_t>(parts));
+    std::vector<double> sums(std::size_t(parts), 0.0);
     in_parts(parts, [&](int part) {
       double sum = 0;
 #pragma omp simd reduction(+ : sum)

@@ -5,6 +5,7 @@
 
 #include "core/backend.h"
 #include "core/elementwise.h"
+#include "core/text.h"
 #include "dist/lab/simulation.h"
 #include "dist/server/asynchrony.h"
 #include "dist/server/server_layout.h"
@@ -102,8 +103,8 @@ class OwnSteps : public Method {
   }
   struct Worker {
     Tensor x, velocity;
-    Tensor exchanged;        // x as it was sent for the mean in flight
-    ControlVariate control;  // of scaffold
+    Tensor exchanged;                               // x as it was sent for the mean in flight
+    std::unique_ptr<RoundMethod> method = nullptr;  // of rounds over own epochs
     std::int64_t made = 0;
     bool waits = false;
   };
@@ -211,66 +212,69 @@ class Local : public OwnSteps {
 class OwnEpochs : public OwnSteps {
  public:
   OwnEpochs(Simulation& s, const Federated& how)
-      : OwnSteps(s),
-        all_(how, s.parts(), {.momentum = s.momentum()}, s.flat().values.clone()),
-        sum_(Tensor::like(all_.theta)),
-        sent_(Tensor::like(all_.theta)),
-        epochs_(how.epochs) {
-    how.check(!s.parts().empty(), true);
-    for (Worker& w : workers_)
-      if (all_.control.defined()) w.control = {all_.control.clone(), all_.control.clone()};
+      : OwnSteps(s), epochs_(how.epochs), theta_(s.flat().values.clone()), sent_(Tensor::like(theta_)) {
+    for (int m = 0; m < s.workers(); m++) {
+      Worker& w = workers_[std::size_t(m)];
+      w.method = federated_method(how);
+      w.method->join(s.part(m), sgd_);
+      w.method->allocate(s.flat());
+      w.method->equal(theta_);
+    }
   }
-  const Tensor& weights() override { return all_.theta; }
-  bool merged() override { return std::exchange(merged_, false); }
+  const Tensor& weights() override { return theta_; }
   bool begin() override {
-    begin_round(0);
+    begin_round();
     return true;
   }
 
   void arrived(int worker) override {
     Worker& w = workers_[std::size_t(worker)];
-    if (step(worker, [&](Tensor& g) { all_.add_proximal(g, w.x); })) all_.correct(w.x, w.control, s_.rate());
-    if (++w.made < all_.steps(worker)) return s_.start(worker, s_.now(), true);
+    if (step(worker, [&](Tensor& g) { w.method->before_update(w.x, g); })) w.method->after_update(w.x, s_.rate());
+    s_.counts_as(0);
+    if (s_.part(worker)->more()) return s_.begin_step(worker, s_.now());
     if (--under_way_ > 0) return;
     merge();
-    merged_ = true;
     s_.counts_as(epochs_);
-    if (!s_.over()) begin_round(s_.now() + s_.all_reduce());
+    if (!s_.over()) begin_round();
   }
 
  private:
-  void begin_round(double at) {
-    all_.begin(rounds_++);
-    under_way_ = int(all_.taking_part().size());
-    for (int i : all_.taking_part()) {
-      Worker& w = workers_[std::size_t(i)];
-      w.x.copy_from(all_.theta);
+  void begin_round() {
+    for (int m = 0; m < s_.workers(); m++) {
+      Worker& w = workers_[std::size_t(m)];
+      s_.part(m)->start(begun_, 0);
+      w.method->begin_epoch(begun_, {});
       w.velocity.fill(0);
-      w.made = 0;
-      s_.at_own_epoch(i, (rounds_ - 1) * epochs_);
-      s_.start(i, at, true);
+      if (!s_.part(m)->more()) continue;
+      under_way_++;
+      s_.begin_step(m, begun_ > 0 ? s_.now() + s_.all_reduce() : 0);
     }
+    begun_ += epochs_;
   }
 
   void merge() {
-    sum_.fill(0);
-    Tensor changes = all_.control.defined() ? Tensor::zeros(sum_.backend(), sum_.shape()) : Tensor();
-    for (int i : all_.taking_part()) {
-      Worker& w = workers_[std::size_t(i)];
-      all_.send(sent_, w.x, i, w.control);
-      add_into(sum_, sent_);
-      if (changes.defined()) add_into(changes, w.control.change);
+    for (bool again = true; again;) {
+      Tensor sum = Tensor::zeros(theta_.backend(), theta_.shape());
+      for (Worker& w : workers_) {
+        again = w.method->end({}).again;
+        Exchanged e{.x = w.x, .sum = sent_};
+        w.method->send(e);
+        add_into(sum, sent_);
+      }
+      for (Worker& w : workers_) {
+        Exchanged e{.x = w.x, .sum = sum};
+        w.method->merge(e);
+      }
     }
-    all_.merge(sum_);
-    if (changes.defined()) all_.merge_controls(changes);
+    theta_.copy_from(workers_[0].x);
+    for (Worker& w : workers_) w.method->equal(theta_);
   }
 
-  FederatedMerge all_;
-  Tensor sum_, sent_;
   const std::int64_t epochs_;
-  int under_way_ = 0;    // workers that have not ended the round
-  bool merged_ = false;  // by the last step
-  std::int64_t rounds_ = 0;
+  Tensor theta_, sent_;
+  SGD sgd_{{.momentum = s_.momentum()}};  // only describes the steps
+  int under_way_ = 0;                     // workers that have not ended the round
+  std::int64_t begun_ = 0;                // epochs
 };
 
 }  // namespace
@@ -287,12 +291,12 @@ int vectors_of_a_worker(const SimulatorOptions& options) {
   }
   if (const auto rounds = Federated::parse(text)) {
     if (options.rule) refuse(text, " has no server that a rule could work for");
-    return 2 + (rounds->kind == Federated::Kind::scaffold);
+    return 3 + 3 * (rounds->kind == Federated::Kind::scaffold) + 2 * (rounds->server != Federated::Server::none);
   }
   if (text != "all-reduce" && !Asynchrony::is_one(text))
     refuse("the simulator has no strategy '", text,
            "': choose all-reduce, local-sgd:STEPS, post-local-sgd:STEPS, cocod-sgd:STEPS, easgd:STEPS, ",
-           "outer:H=STEPS, fedavg, fedprox, scaffold or fednova with epochs=EPOCHS, ", Asynchrony::forms());
+           "outer:H=STEPS, fedavg, fedprox, scaffold or fednova with epochs=EPOCHS, ", listed(Asynchrony::names()));
   const auto how = Asynchrony::parse(text == "all-reduce" ? "bsp" : text);
   how.check_workers(text, options.cluster.workers);
   const auto keeps = rule_of(options, how.rule)->keeps();

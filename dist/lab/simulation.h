@@ -36,7 +36,6 @@ class Method {
   virtual const Tensor& weights() = 0;                // the weights to evaluate
   virtual std::vector<std::int64_t> delays() const { return {}; }  // SimulatorReport::delays
   virtual const ShardCounts* counts() const { return nullptr; }    // of a server; null: there is none
-  virtual bool merged() { return true; }  // false: workers hold steps that weights() does not contain yet
 };
 
 class Simulation {
@@ -47,8 +46,8 @@ class Simulation {
 
   // ---- what methods ask ---------------------------------------------------------------------------------------------
   int workers() const { return int(machines_.size()); }
-  int active() const { return active_; }         // workers whose step is in progress, or which wait
-  const Parts& parts() const { return table_; }  // of the workers; empty: all draw from all pictures
+  int active() const { return active_; }  // workers whose step is in progress, or which wait
+  OwnPart* part(int worker) { return machines_[std::size_t(worker)].part.get(); }  // null: draws from all pictures
   bool over() const { return applied_ + computed_ >= batches_; }
   bool is_active(int worker) const { return !machines_[std::size_t(worker)].left; }
   double now() const { return now_; }
@@ -69,34 +68,27 @@ class Simulation {
   // it is not finite, and was counted.
   bool gradient(int worker, const Tensor& weights, const std::function<void(Tensor& g)>& change = {});
   // Of this worker in a sum that is divided by their number: n·p_i with parts, else 1.
-  double weight(int worker) const {
-    return table_.empty() ? 1 : workers() * double(table_.of(worker)) / double(table_.all());
-  }
+  double weight(int worker) { return part(worker) ? workers() * part(worker)->weight() : 1; }
   Tensor& computed() { return flat_.gradients; }
 
   // Records the delay of the gradient that was computed last, before it is pushed.
   void look(const Shard& shard, int worker);
 
-  // At time `at` the worker begins its next step, with the current running statistics. If no batch is left, it leaves,
-  // unless the step belongs to a round that has begun.
-  void start(int worker, double at, bool of_round = false);
+  // At time `at` the worker begins its next step, with the current running statistics. If no batch is left, it leaves.
+  void start(int worker, double at);
+  void begin_step(int worker, double at);                                             // also if no batch is left
   void again(int worker) { again_.push_back(machines_[std::size_t(worker)].lease); }  // its batch is trained once more
   void visit(int worker, double at) { events_.push({at, worker, true}); }
 
-  // What has been computed since the last merge counts as so many epochs of all workers, also if a sample made them.
+  // The gradients that were computed now count as so many epochs of all workers.
   void counts_as(std::int64_t epochs) { computed_ = epochs * per_epoch_; }
-
-  // The worker's next batch is the first of this epoch over its own part.
-  void at_own_epoch(int worker, std::int64_t epoch) {
-    machines_[std::size_t(worker)].own = epoch * table_.batches(worker);
-  }
 
   // ---- the run ------------------------------------------------------------------------------------------------------
   SimulatorReport run(Method& method);
 
  private:
   struct Machine {
-    std::int64_t lease = 0, own = 0;  // own: the number of its batches, where it has a part
+    std::int64_t lease = 0;
     std::unique_ptr<OwnPart> part = nullptr;
     std::uint32_t steps = 0;
     Tensor buffers;  // the running statistics that it received
@@ -151,7 +143,6 @@ class Simulation {
   std::optional<Counters> counters_;
   Tensor correct_, buffers_;
   std::vector<Machine> machines_;
-  Parts table_;
   int active_, in_a_row_ = 0;
   Method* method_ = nullptr;
   std::priority_queue<Event> events_;

@@ -15,6 +15,7 @@
 #include "dist/lab/simulation.h"
 #include "dist/server/server.h"
 #include "dist/server/straggler_emulation.h"
+#include "dist/strategies/federated.h"
 
 namespace tandem {
 
@@ -39,10 +40,15 @@ Simulation::Simulation(Module& model, const Loss& loss, const SGDOptions& sgd, B
   machines_.resize(std::size_t(active_));
   for (Machine& m : machines_) m.buffers = flat_.buffers.clone();
   buffers_ = flat_.buffers.clone();
-  table_ = data.train.parts(active_);
-  for (int w = 0; w < active_; w++)
-    machines_[std::size_t(w)].part = OwnPart::of(data.train, {.worker = w, .workers = active_});
-  per_epoch_ = table_.empty() ? data.train.batches_per_epoch() : machines_[0].part->batches_per_epoch();
+  const auto rounds = Federated::parse(options.strategy);
+  OwnPartOptions own{.workers = active_};
+  if (rounds) own.epochs = rounds->epochs, own.sample = rounds->sample;
+  for (Machine& m : machines_) {
+    m.part = OwnPart::of(data.train, own);
+    if (m.part && !rounds) m.part->start(0, 0);
+    own.worker++;
+  }
+  per_epoch_ = part(0) ? part(0)->batches_per_epoch() : data.train.batches_per_epoch();
   batches_ = per_epoch_ * options.epochs;
 }
 
@@ -59,7 +65,7 @@ bool Simulation::gradient(int worker, const Tensor& weights, const std::function
   flat_.buffers.copy_from(m.buffers);
   const auto began = Clock::now();
   const std::int64_t in_epoch = data_.train.batches_per_epoch();
-  const Batch batch = m.part ? m.part->at(m.own++) : data_.train.make(m.lease / in_epoch, m.lease % in_epoch);
+  const Batch batch = m.part ? m.part->following() : data_.train.make(m.lease / in_epoch, m.lease % in_epoch);
   counters_->batch(batch);
   decays_.epoch(std::uint32_t(batch.epoch));
   model_.train();
@@ -96,15 +102,20 @@ void Simulation::look(const Shard& shard, int worker) {
   looks_++;
 }
 
-void Simulation::start(int worker, double at, bool of_round) {
+void Simulation::start(int worker, double at) {
   Machine& m = machines_[std::size_t(worker)];
-  if (!of_round && again_.empty() && next_lease_ == batches_) {
+  if (again_.empty() && next_lease_ == batches_) {
     m.left = true;
     active_--;
     return;
   }
   m.lease = again_.empty() ? next_lease_++ : again_.front();
   if (!again_.empty()) again_.pop_front();
+  begin_step(worker, at);
+}
+
+void Simulation::begin_step(int worker, double at) {
+  Machine& m = machines_[std::size_t(worker)];
   m.buffers.copy_from(buffers_);
   const VirtualCluster& c = options_.cluster;
   const auto slow = c.slower.find(worker);
@@ -117,16 +128,17 @@ SimulatorReport Simulation::run(Method& method) {
   method_ = &method;
   const std::string name = run_of(describe());
   MetricsFile metrics(options_.metrics, false, name);
-  metrics.write({{"event", std::string("start")},
-                 {"run", name},
-                 {"strategy", options_.strategy},
-                 {"parameters", flat_.parameters()},
-                 {"epochs", std::int64_t(options_.epochs)},
-                 {"batches_per_epoch", per_epoch_},
-                 {"ranks", std::int64_t(workers())},
-                 {"learning_rate", given_.learning_rate},
-                 {"seed", std::int64_t(options_.seed)},
-                 {"pictures_of_workers", table_.pictures}});  // [] where all draw from all pictures
+  metrics.write(
+      {{"event", std::string("start")},
+       {"run", name},
+       {"strategy", options_.strategy},
+       {"parameters", flat_.parameters()},
+       {"epochs", std::int64_t(options_.epochs)},
+       {"batches_per_epoch", per_epoch_},
+       {"ranks", std::int64_t(workers())},
+       {"learning_rate", given_.learning_rate},
+       {"seed", std::int64_t(options_.seed)},
+       {"pictures_of_workers", data_.train.parts(workers()).pictures}});  // [] where all draw from all pictures
   for (int m = 0, begun = method.begin(); m < workers() && !begun; m++) start(m, 0);
   while (!events_.empty() && !report_.diverged && !report_.reached) {
     const Event e = events_.top();
@@ -136,8 +148,7 @@ SimulatorReport Simulation::run(Method& method) {
       method.visited(e.worker);
     else
       method.arrived(e.worker);
-    if (method.merged())
-      applied_ += std::exchange(computed_, 0);  // only now: gradients computed together have one learning rate
+    applied_ += std::exchange(computed_, 0);  // only now: gradients computed together have one learning rate
     const bool epoch_ends = ended_epochs() > reported_epochs(), evaluates = evaluation_is_due();
     if (epoch_ends || evaluates) show();
     const Evaluations v = evaluates ? evaluate_now(metrics) : Evaluations{};

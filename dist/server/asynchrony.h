@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "core/dtype.h"
-#include "dist/server/rules.h"
 
 namespace tandem {
 
@@ -45,10 +44,9 @@ struct Asynchrony {
   // "quorum:3,grace=2+asgd". Default rules: ddc-asgd for ssp and asp; asgd-m for bsp and quorum, whose updates are
   // means; asgd for ringmaster, fedbuff and rennala. Throws UsageError that lists the valid forms.
   static Asynchrony parse(const std::string& text);
-  static bool is_one(const std::string& text);  // starts with one of these names
-  static std::vector<std::string> names();      // all of these names
-  static std::string forms() { return listed(names()); }
-  static std::string options(const std::string& name);  // of that name (rules.h: described())
+  static bool is_one(const std::string& text);          // starts with one of these names
+  static std::vector<std::string> names();              // all of these names
+  static std::string options(const std::string& name);  // the options of that name, by described() in core/spec.h
   std::string text() const;                             // "ddc-asgd", "ssp:3+ddc-asgd"
   // Throws UsageError, which begins with `name`, if the quorum is larger than `workers`
   void check_workers(const std::string& name, int workers) const;

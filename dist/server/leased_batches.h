@@ -58,8 +58,8 @@ class LeasedBatches : public BatchSource {
   std::int64_t shares_, accumulate_, part_, parts_, per_epoch_, epoch_ = 0, share_ = 0, samples_ = 0;
   std::optional<std::int64_t> lease_;
   std::int64_t next_ = 0, batches_ = 1;  // counted in batches of the lease
-  std::int64_t made_ = -1;               // batches of the own part; −1: none yet
   bool ahead_ = false;                   // the next batch is being prepared
+  bool begun_ = false;                   // the own part, which goes on without end
 };
 
 }  // namespace tandem

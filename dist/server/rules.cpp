@@ -13,6 +13,7 @@
 #include "core/error.h"
 #include "core/math.h"
 #include "core/spec.h"
+#include "core/text.h"
 
 namespace tandem {
 namespace {
@@ -327,20 +328,6 @@ const std::vector<Row>& table() {
 }
 
 }  // namespace
-
-std::string listed(const std::vector<std::string>& names) {
-  std::string all;
-  for (const auto& n : names) all += (all.empty() ? "" : ", ") + n;
-  return all;
-}
-
-std::string described(const std::vector<SpecField>& fields) {
-  std::string all;
-  for (const SpecField& f : fields)
-    all += (all.empty() ? "`" : "; `") + f.key + "`" + (f.expects.empty() ? "" : ": " + f.expects) +
-           (f.value.empty() ? "" : " (" + f.value + ")");
-  return all;
-}
 
 std::vector<std::string> rule_names() {
   std::vector<std::string> names;

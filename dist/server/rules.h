@@ -7,8 +7,6 @@
 #include <string>
 #include <vector>
 
-#include "core/spec.h"
-
 namespace tandem {
 
 // The vectors of one shard and one worker. A vector that the rule does not keep may be null.
@@ -54,9 +52,6 @@ class Rule {
 std::unique_ptr<Rule> make_rule(const std::string& text);
 std::unique_ptr<Rule> averaging_rule(double share);  // for running statistics
 std::vector<std::string> rule_names();
-std::string rule_options(const std::string& name);  // described() of the rule with this name
-// Options for the reference, with their defaults: "`H`: STEPS, from 1 (8)".
-std::string described(const std::vector<SpecField>& fields);
-std::string listed(const std::vector<std::string>& names);  // "a, b, c"
+std::string rule_options(const std::string& name);  // the options of that rule, by described() in core/spec.h
 
 }  // namespace tandem

@@ -33,7 +33,7 @@ std::map<int, double> parse_slower(const std::string& slow, int ranks, const Par
     if (item.starts_with("classes:")) {
       std::size_t first = 0, last = 0;
       double factor = 4;
-      if (parts.empty() || std::sscanf(item.c_str(), "classes:%zu-%zu:%lf", &first, &last, &factor) < 2)
+      if (parts.pictures.empty() || std::sscanf(item.c_str(), "classes:%zu-%zu:%lf", &first, &last, &factor) < 2)
         refuse("--slow ", slow,
                ": in the simulator and with --partition, classes:FIRST-LAST or classes:FIRST-LAST:FACTOR");
       for (int w = 0; w < ranks; w++)

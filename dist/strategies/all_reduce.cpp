@@ -37,7 +37,7 @@ class AllReduce : public Replicas {
   ~AllReduce() override { across_->gather = nullptr; }  // the model may outlive this object
 
   BatchSource& batches(BatchSource& train, int accumulate) override {
-    if (options_.classifier && !train.parts(size()).empty())
+    if (options_.classifier && !train.parts(size()).pictures.empty())
       refuse(name(), ": the ranks of a machine share the layer that is cut, and with --partition have batches of ",
              "different sizes: choose hybrid+daso, or hybrid+ before an update rule");
     return Replicas::batches(train, accumulate);

@@ -6,12 +6,13 @@
 #include <utility>
 
 #include "core/elementwise.h"
-#include "core/spec.h"
+#include "dist/strategies/averages.h"
 #include "dist/strategies/replicas.h"
 
 namespace tandem {
 namespace {
 
+using Kind = Federated::Kind;
 using Server = Federated::Server;
 constexpr const char* methods[] = {"fedavg", "fedprox", "scaffold", "fednova"};
 constexpr const char* servers[] = {"none", "momentum", "adam", "yogi", "adagrad"};
@@ -21,63 +22,91 @@ class FederatedRounds : public RoundMethod {
  public:
   explicit FederatedRounds(const Federated& how) : how_(how) {}
 
-  void join(const OwnPart* own, Optimizer& optimizer) override {
-    how_.check(own != nullptr, dynamic_cast<const SGD*>(&optimizer));
+  void join(const OwnPart* own, const Optimizer& optimizer) override {
+    const auto* sgd = dynamic_cast<const SGD*>(&optimizer);
+    if (!own) refuse(how_.text, " is for workers with pictures of their own: add --partition equal, or another");
+    if (!sgd) refuse(how_.text, ": the steps of a worker are those of --optimizer sgd");
     own_ = own;
-    optimizer_ = &optimizer;
+    sgd_ = sgd->options();
   }
   void allocate(const FlatParameters& flat) override {
-    all_.emplace(how_, own_->parts(0), dynamic_cast<const SGD&>(*optimizer_).options(),
-                 Replicas::vector(flat, flat.values.dtype()));
-    if (how_.kind == Federated::Kind::scaffold) control_ = {all_->control.clone(), all_->control.clone()};
+    const auto vector = [&](bool used, double value) {
+      Tensor t = used ? Replicas::vector(flat, flat.values.dtype()) : Tensor();
+      if (used) t.fill(value);
+      return t;
+    };
+    const bool scaffold = how_.kind == Kind::scaffold;
+    theta_ = vector(true, 0);
+    m_ = vector(how_.server != Server::none, 0);
+    v_ = vector(how_.server > Server::momentum, server_tau * server_tau);
+    control_ = vector(scaffold, 0);
+    own_control_ = vector(scaffold, 0);
+    change_ = vector(scaffold, 0);
   }
-  void release() override {
-    all_.reset();
-    control_ = {};
-  }
-  void equal(const Tensor& x) override { all_->theta.copy_from(x); }
-  void begin_epoch(std::int64_t epoch, const RunPlan& plan) override {
-    all_->begin(epoch / how_.epochs);
+  void release() override { theta_ = m_ = v_ = control_ = own_control_ = change_ = {}; }
+  void equal(const Tensor& x) override { theta_.copy_from(x); }
+  void begin_epoch(std::int64_t, const RunPlan& plan) override {
     // A checkpoint has c, but not the c_i of all ranks: they begin with c, without a correction
-    if (control_.own.defined() && plan.resumed && !std::exchange(resumed_, true)) control_.own.copy_from(all_->control);
-    for (auto [name, vector] : optimizer_->vectors()) vector.fill(0);
+    if (control_.defined() && plan.resumed && !std::exchange(resumed_, true)) own_control_.copy_from(control_);
   }
-  void before_update(FlatParameters& flat) override { all_->add_proximal(flat.gradients, flat.values); }
-  void after_update(FlatParameters& flat, double rate) override { all_->correct(flat.values, control_, rate); }
+  void before_update(const Tensor& x, Tensor& gradients) override {
+    if (how_.kind == Kind::fedprox) add_scaled(gradients, x, how_.mu, theta_);
+  }
+  void after_update(Tensor& x, double rate) override {
+    if (how_.kind == Kind::scaffold) add_scaled(x, control_, -rate, own_control_);
+    rates_ += rate;
+  }
 
-  Turn next(const Moment&) override { return {}; }
+  // Under scaffold a second sum follows, of the changes of c_i.
   Turn end(const Moment&) override {
-    controls_ = how_.kind == Federated::Kind::scaffold && merged_;
-    return {
-        .sends = true, .waits = true, .merges = true, .again = how_.kind == Federated::Kind::scaffold && !controls_};
+    controls_ = how_.kind == Kind::scaffold && std::exchange(merged_, false);
+    return {.sends = true, .waits = true, .merges = true, .again = how_.kind == Kind::scaffold && !controls_};
   }
+  Turn next(const Moment&) override { return {}; }
   void send(Exchanged& e) override {
-    if (controls_)
-      e.sum.copy_from(control_.change);
-    else
-      all_->send(e.sum, e.x, own_->worker(), control_);
+    if (controls_) return e.sum.copy_from(change_);
+    const int worker = own_->options().worker;
+    e.sum.fill(0);
+    add_scaled(e.sum, theta_, own_->weight(worker) / steps_weight(worker), e.x);
+    if (!control_.defined()) return;
+    change_.fill(0);
+    if (rates_ > 0) {
+      add_scaled(change_, theta_, 1 / rates_, e.x);
+      add_scaled(change_, control_, -1);
+    }
+    rates_ = 0;
+    add_into(own_control_, change_);
   }
   void merge(Exchanged& e) override {
     merged_ = !controls_;
-    if (controls_) return all_->merge_controls(e.sum);
-    all_->merge(e.sum);
-    e.x.copy_from(all_->theta);
+    if (controls_) return add_scaled(control_, e.sum, 1.0 / own_->options().workers);
+    double steps = how_.kind == Kind::fednova ? 0 : 1;
+    for (int i : own_->taking_part())
+      if (how_.kind == Kind::fednova) steps += own_->weight(i) * steps_weight(i);
+    server_step(how_, theta_, m_, v_, e.sum, steps);
+    e.x.copy_from(theta_);
   }
-  void go_back(Tensor& x) override { x.copy_from(all_->theta); }
+  void go_back(Tensor& x) override { x.copy_from(theta_); }
   bool acts_alone() const override { return true; }
   void saved(StrategyState& state) override {
-    for (auto [name, vector] : {std::pair{"control", all_->control}, {"server m", all_->m}, {"server v", all_->v}})
+    for (auto [name, vector] : {std::pair{"control", control_}, {"server m", m_}, {"server v", v_}})
       if (vector.defined()) state.vector(name, vector);
   }
 
  private:
+  double steps_weight(int worker) const {  // a_i of fednova
+    if (how_.kind != Kind::fednova) return 1;
+    return normalised_steps(double(own_->steps(worker)), sgd_.momentum, sgd_.nesterov);
+  }
+
   const Federated how_;
   const OwnPart* own_ = nullptr;
-  Optimizer* optimizer_ = nullptr;
-  std::optional<FederatedMerge> all_;
-  ControlVariate control_;
+  SGDOptions sgd_;
+  Tensor theta_, m_, v_;                   // m, v: of the server optimizer
+  Tensor control_, own_control_, change_;  // c, c_i, and the last change of c_i
+  double rates_ = 0;                       // Σ η of the round's steps
   bool resumed_ = false;
-  bool merged_ = false, controls_ = false;  // scaffold's second sum is that of the changes of c_i
+  bool merged_ = false, controls_ = false;  // the weights of this round; the sum under way is that of changes
 };
 
 }  // namespace
@@ -101,8 +130,7 @@ std::vector<SpecField> Federated::fields() {
 std::optional<Federated> Federated::parse(const std::string& text) {
   const auto known = std::find(std::begin(methods), std::end(methods), spec_name(text));
   if (known == std::end(methods)) return {};
-  Federated how;
-  how.kind = Kind(known - std::begin(methods));
+  Federated how{.kind = Kind(known - std::begin(methods)), .text = text};
   read_spec(text, how.fields());
   if (how.rate > 0 && how.server == Server::none)
     refuse(text, ": rate is of a server optimizer: name one with server=");
@@ -110,83 +138,19 @@ std::optional<Federated> Federated::parse(const std::string& text) {
   return how;
 }
 
-std::string Federated::name() const {
-  std::string text = std::string(methods[int(kind)]) + ":epochs=" + std::to_string(epochs);
-  if (kind == Kind::fedprox) text += ",mu=" + digits(mu);
-  if (sample < 1) text += ",sample=" + digits(sample);
-  if (server != Server::none) text += std::string(",server=") + servers[int(server)] + ",rate=" + digits(rate);
-  return text;
-}
-
-void Federated::check(bool parts, bool sgd) const {
-  if (!parts) refuse(name(), " is for workers with pictures of their own: add --partition equal, or another");
-  if (!sgd) refuse(name(), ": the steps of a worker are those of --optimizer sgd");
-}
-
 double normalised_steps(double steps, double momentum, bool nesterov) {
   if (nesterov) return normalised_steps(steps + 1, momentum) - 1;
   return (steps - momentum * (1 - std::pow(momentum, steps)) / (1 - momentum)) / (1 - momentum);
 }
 
-FederatedMerge::FederatedMerge(const Federated& how, const Parts& parts, const SGDOptions& sgd, const Tensor& at)
-    : theta(at), how_(how), parts_(parts), sgd_(sgd) {
-  const auto zeros = [&] { return Tensor::zeros(at.backend(), at.shape(), at.dtype()); };
-  if (how.kind == Federated::Kind::scaffold) control = zeros();
-  if (how.server != Server::none) m = zeros();
-  if (how.server <= Server::momentum) return;
-  v = zeros();
-  v.fill(Federated::tau * Federated::tau);
-}
-
-void FederatedMerge::begin(std::int64_t round) {
-  taking_part_ = participants(int(parts_.pictures.size()), how_.sample, parts_.seed, round);
-}
-double FederatedMerge::share(int worker) const {
-  double all = 0;
-  for (int i : taking_part_) all += double(parts_.of(i));
-  return std::binary_search(taking_part_.begin(), taking_part_.end(), worker) ? double(parts_.of(worker)) / all : 0;
-}
-double FederatedMerge::steps_weight(int worker) const {
-  if (how_.kind != Federated::Kind::fednova) return 1;
-  return normalised_steps(double(steps(worker)), sgd_.momentum, sgd_.nesterov);
-}
-void FederatedMerge::add_proximal(Tensor& g, const Tensor& w) const {
-  if (how_.kind == Federated::Kind::fedprox) add_change(g, w, theta, how_.mu);
-}
-void FederatedMerge::correct(Tensor& w, ControlVariate& c, double rate) const {
-  if (how_.kind != Federated::Kind::scaffold) return;
-  add_change(w, control, c.own, -rate);
-  c.rates += rate;
-}
-void FederatedMerge::send(Tensor& sum, const Tensor& x, int worker, ControlVariate& c) const {
-  const double p = share(worker);
-  sum.fill(0);
-  if (p > 0) add_change(sum, theta, x, p / steps_weight(worker));
-  if (!control.defined()) return;
-  c.change.fill(0);
-  if (c.rates > 0) {
-    add_change(c.change, theta, x, 1 / std::exchange(c.rates, 0));
-    add_scaled(c.change, control, -1);
-  }
-  add_into(c.own, c.change);
-}
-void FederatedMerge::merge(Tensor& sum) {
-  double steps = 0;
-  for (int i : taking_part_) steps += share(i) * steps_weight(i);
-  if (how_.kind == Federated::Kind::fednova) add_scaled(sum, sum, steps - 1);
-  server_step(*this, sum, how_);
-}
-void FederatedMerge::merge_controls(const Tensor& sum) {
-  add_scaled(control, sum, 1.0 / double(parts_.pictures.size()));
-}
+std::unique_ptr<RoundMethod> federated_method(const Federated& how) { return std::make_unique<FederatedRounds>(how); }
 
 std::unique_ptr<Strategy> federated(std::unique_ptr<Communicator> communicator, const Federated& how,
                                     RoundsOptions options) {
   options.own_epochs = how.epochs;
   options.sample = how.sample;
   return rounds(
-      {.everybody = std::move(communicator)}, how.name(), [how] { return std::make_unique<FederatedRounds>(how); },
-      options);
+      {.everybody = std::move(communicator)}, how.text, [how] { return federated_method(how); }, options);
 }
 
 }  // namespace tandem

@@ -5,8 +5,7 @@
 //   fedavg    θ −= Δ with Δ = Σ p_i(θ − θ_i)                             (McMahan et al. 2017)
 //   fedprox   as fedavg; each gradient at w gets + μ(w − θ)              (Li et al. 2020)
 //   scaffold  as fedavg; after each step w −= η(c − c_i). At the end of the round c_i' = c_i − c + (θ − θ_i)/(s_i·η),
-//   and
-//             c += (1/n)Σ(c_i' − c_i) with all n workers                 (Karimireddy et al. 2020, option II)
+//             and c += (1/n)Σ(c_i' − c_i) with all n workers             (Karimireddy et al. 2020, option II)
 //   fednova   Δ = (Σ p_i·a_i)·Σ p_i(θ − θ_i)/a_i with a_i = (s_i − ρ(1 − ρ^s_i)/(1 − ρ))/(1 − ρ)   (Wang et al. 2020)
 //
 // A server optimizer takes Δ as its gradient instead (Hsu et al. 2019; Reddi et al. 2021).
@@ -17,7 +16,6 @@
 #include <string>
 #include <vector>
 
-#include "core/batch.h"
 #include "core/spec.h"
 #include "dist/strategies/rounds.h"
 
@@ -31,60 +29,24 @@ struct Federated {
   double mu = 0.01;          // of fedprox
   double sample = 1;         // the share of the workers that takes part in a round; they are drawn for each
   Server server = Server::none;
-  double rate = 0;  // of the server optimizer; 0: 1 with momentum, else 0.01
-  static constexpr double tau = 1e-3;
+  double rate = 0;        // of the server optimizer; 0: 1 with momentum, else 0.01
+  std::string text = {};  // "fedavg:epochs=10,sample=0.1"
 
-  // "fedavg:epochs=10,sample=0.1". Nothing: the text names no such method. Throws UsageError for bad arguments.
+  // Nothing: the text names no such method. Throws UsageError for bad arguments.
   static std::optional<Federated> parse(const std::string& text);
   static std::vector<std::string> names();
   std::vector<SpecField> fields();
-  std::string name() const;  // parse() reads it
-  // Throws UsageError, unless workers have parts, and their steps are those of SGD.
-  void check(bool parts, bool sgd) const;
-};
-
-// Of one worker under scaffold: c_i, what its last round changed c_i by, and the sum of η over its steps.
-struct ControlVariate {
-  Tensor own, change;
-  double rates = 0;
-};
-
-// The weights that workers have in common and what the methods keep beside them; what a worker sends after a round, and
-// the use of the sum over the workers that take part. Vectors have one length and type, f32, or f64 on the reference
-// backend. Ranks and the simulator call the same.
-class FederatedMerge {
- public:
-  FederatedMerge(const Federated& how, const Parts& parts, const SGDOptions& sgd, const Tensor& theta);
-
-  void begin(std::int64_t round);
-  const std::vector<int>& taking_part() const { return taking_part_; }
-  std::int64_t steps(int worker) const { return how_.epochs * parts_.batches(worker); }  // in a round
-  void add_proximal(Tensor& g, const Tensor& w) const;                                   // fedprox, before each step
-  void correct(Tensor& w, ControlVariate& c, double rate) const;                         // scaffold, after each step
-  void send(Tensor& sum, const Tensor& x, int worker, ControlVariate& c) const;
-  void merge(Tensor& sum);
-  void merge_controls(const Tensor& sum);  // scaffold, of the workers' changes, after merge()
-
-  Tensor theta, control, m, v;  // control: c. m and v of the server optimizer are zero and τ² at first
-
- private:
-  double share(int worker) const;         // p_i; 0: it does not take part
-  double steps_weight(int worker) const;  // a_i of fednova; 1 under other methods
-
-  const Federated how_;
-  const Parts parts_;
-  const SGDOptions sgd_;
-  std::vector<int> taking_part_;
 };
 
 double normalised_steps(double steps, double momentum, bool nesterov = false);  // a_i of fednova
-void add_change(Tensor& y, const Tensor& a, const Tensor& b, double weight);    // y += weight·(a − b)
-void add_scaled(Tensor& y, const Tensor& x, double weight);                     // y += weight·x
 // θ −= Δ without an optimizer. momentum: m = 0.9·m + Δ; θ −= γ·m. The others: m = β₁·m + (1 − β₁)Δ,
 // θ −= γ·m/(√v + τ), with v = β₂·v + (1 − β₂)Δ² (adam), v −= (1 − β₂)Δ²·sign(v − Δ²) (yogi), v += Δ² (adagrad, β₁ = 0);
-// β₁ = 0.9, β₂ = 0.99, τ = 0.001.
-void server_step(FederatedMerge& at, const Tensor& delta, const Federated& how);
+// β₁ = 0.9, β₂ = 0.99, τ = 0.001, and v = τ² at first. delta: Δ/factor.
+void server_step(const Federated& how, Tensor& theta, Tensor& m, Tensor& v, const Tensor& delta, double factor = 1);
+constexpr double server_tau = 1e-3;
 
+// What one worker sends after a round, and its use of the sum over all. The simulator has one for each worker.
+std::unique_ptr<RoundMethod> federated_method(const Federated& how);
 std::unique_ptr<Strategy> federated(std::unique_ptr<Communicator> communicator, const Federated& how,
                                     RoundsOptions options = {});
 

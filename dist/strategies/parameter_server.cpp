@@ -9,6 +9,7 @@
 #include "core/clock.h"
 #include "core/elementwise.h"
 #include "core/machine.h"
+#include "core/text.h"
 #include "core/trace/trace.h"
 #include "dist/server/asynchrony.h"
 #include "dist/server/leased_batches.h"
@@ -21,6 +22,14 @@
 
 namespace tandem {
 namespace {
+
+// "its 600 pictures, of classes 0, 4"
+std::string described(const Parts& parts, int worker) {
+  std::vector<std::string> classes;
+  for (std::size_t c = 0; c < parts.pictures[worker].size(); c++)
+    if (parts.pictures[worker][c] > 0) classes.push_back(std::to_string(c));
+  return "its " + std::to_string(parts.of(worker)) + " pictures, of classes " + listed(classes);
+}
 
 class ParameterServer : public Strategy {
  public:
@@ -276,7 +285,7 @@ class ParameterServer : public Strategy {
                     .wire = options_.wire,
                     .snapshots = options_.snapshots,
                     .memory = available_memory() / std::uint64_t(std::max(1, local_size_from_environment()))};
-    if (own_part_) o.data_of = [parts = own_part_->parts(0)](int worker) { return "its " + parts.described(worker); };
+    if (own_part_) o.data_of = [parts = own_part_->parts(0)](int worker) { return described(parts, worker); };
     if (round()) {
       o.learning_rate = [rate = round()->learning_rate](std::int64_t) { return rate; };
     } else if (leased_ && plan_.learning_rate) {

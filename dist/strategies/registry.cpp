@@ -166,7 +166,7 @@ Make make_server(const Asked& a) {
 
 // ---- the table ------------------------------------------------------------------------------------------------------
 struct Row {
-  std::string name, options;  // options: described() in dist/server/rules.h
+  std::string name, options;  // options: by described() in core/spec.h
   std::string inside;         // what may contain it
   // Checks all options before the rendezvous; throws UsageError. Returns a function that makes the strategy.
   std::function<Make(const Asked&)> make;

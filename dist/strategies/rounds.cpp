@@ -9,7 +9,6 @@
 #include "dist/collectives/on_devices.h"
 #include "dist/strategies/all_reduce.h"
 #include "dist/strategies/averages.h"
-#include "dist/strategies/federated.h"
 #include "dist/strategies/gradient_buckets.h"
 #include "dist/strategies/hybrid.h"
 #include "dist/strategies/reducer.h"
@@ -52,17 +51,15 @@ class Rounds : public Replicas {
   }
   FlatMemory memory() override { return steps_by_->memory(); }
   BatchSource& batches(BatchSource& train, int accumulate) override {
-    const bool own = options_.own_epochs > 0;
-    OwnPart* part = own_part(train, accumulate,
-                             {.worker = across_->rank(),
-                              .workers = groups(),
-                              .place = host_->rank(),
-                              .places = host_->size(),
-                              .shares = own ? 1 : groups(),
-                              .weight = own ? OwnPartOptions::Weight::one : OwnPartOptions::Weight::equal,
-                              .epochs = options_.own_epochs,
-                              .sample = options_.sample});
-    return part ? *part : Replicas::batches(train, accumulate);
+    OwnPart* own = own_part(train, accumulate,
+                            {.worker = across_->rank(),
+                             .workers = groups(),
+                             .place = host_->rank(),
+                             .places = host_->size(),
+                             .shares = options_.own_epochs > 0 ? 1 : groups(),
+                             .epochs = options_.own_epochs,
+                             .sample = options_.sample});
+    return own ? *own : Replicas::batches(train, accumulate);
   }
 
   void begin(FlatParameters& flat, Optimizer& optimizer) override {
@@ -73,7 +70,7 @@ class Rounds : public Replicas {
     exchanges_ = groups() > 1 || method_->acts_alone();
     compare_layouts(flat);
     steps_by_->begin(flat, optimizer);
-    optimizer.gradients_are_shares_of(options_.own_epochs > 0 ? 1 : groups());
+    optimizer.gradients_are_shares_of(own_part_ ? 1 : groups());
     between_.begin(flat.backend(), options_.deadline);
     if (host_->size() > 1) in_host_.begin(flat.backend(), options_.deadline);
     // Rank 0's values, which the ranks of its host already have
@@ -102,6 +99,8 @@ class Rounds : public Replicas {
     if (exchanges_ && equal_) method_->equal(flat_->values);
     round_ = options_.own_epochs > 0 && batch_ < length;  // otherwise a resumed run begins with its end
     equal_ = equal_ && !round_;                           // a rank that makes no step in the round takes the sum, too
+    for (auto [name, vector] : optimizer_->vectors())
+      if (round_) vector.fill(0);
   }
   std::int64_t steps(std::int64_t known) const override { return options_.own_epochs > 0 ? done_ : known; }
 
@@ -115,7 +114,7 @@ class Rounds : public Replicas {
     steps_by_->exchange(loss);
   }
   void update(Optimizer& optimizer) override {
-    method_->before_update(*flat_);
+    method_->before_update(flat_->values, flat_->gradients);
     steps_by_->update(optimizer);
   }
   void finish(Optimizer&) override {
@@ -123,7 +122,7 @@ class Rounds : public Replicas {
     if (steps_by_->over(0)) request_stop();
     if (groups() == 1) stop_ = steps_by_->over(0);
     if (!exchanges_ || not_finite_ >= 0) return;
-    method_->after_update(*flat_, optimizer_->learning_rate());
+    method_->after_update(flat_->values, optimizer_->learning_rate());
     const Turn turn = method_->next(now());
     steps_++;
     batch_++;
@@ -131,7 +130,7 @@ class Rounds : public Replicas {
     equal_ = turn.waits && turn.fragments == 1;
   }
 
-  // As all ranks know it, if each makes its own steps.
+  // If each rank makes its own steps, the flags of the last exchange decide, which are the same on all ranks.
   std::optional<std::string> not_finite(const StepState& state) const override {
     if (ranks_.synchronous || size() == 1) return Strategy::not_finite(state);
     if (not_finite_ < 0) return {};
@@ -326,8 +325,8 @@ class Rounds : public Replicas {
   Optimizer* optimizer_ = nullptr;
   std::array<Flight, 2> flights_;  // an exchange may begin before the last one is merged
   std::size_t flight_ = 0;
-  int not_finite_ = -1;                             // the first rank with such a step, as all ranks know
-  int group_ = 0;                                   // whose turn it is
+  int not_finite_ = -1;  // the first rank whose step was not finite, by those flags; −1: none
+  int group_ = 0;        // whose turn it is
   std::int64_t steps_ = 0, batch_ = 0, last_ = -1;  // of the run, and of the epoch
   std::int64_t bucket_ = 0;                         // bytes of the largest, in f32
   bool exchanges_ = false;                          // with other ranks, or by a method that acts alone

@@ -49,12 +49,12 @@ struct Moment {
 
 // One range of the vector in an exchange; f32, or f64 on the reference backend.
 struct Exchanged {
-  Range range;
-  Tensor x;     // the weights now
-  Tensor sent;  // the weights as they were sent; x itself if the step waits
-  Tensor sum;   // what send() wrote, then its sum over `ranks` ranks
-  int ranks;
-  Turn turn;  // in which it was sent, with the weight of the one in which it is used
+  Range range = {};
+  Tensor x;          // the weights now
+  Tensor sent = {};  // the weights as they were sent; x itself if the step waits
+  Tensor sum;        // what send() wrote, then its sum over `ranks` ranks
+  int ranks = 1;
+  Turn turn = {};  // in which it was sent, with the weight of the one in which it is used
 };
 
 class RoundMethod {
@@ -69,9 +69,9 @@ class RoundMethod {
   virtual void end_epoch(double loss) { (void)loss; }
 
   // ---- of workers with parts: own is null where all draw from all pictures ------------------------------------------
-  virtual void join(const OwnPart* own, Optimizer& optimizer) { (void)own, (void)optimizer; }  // called first
-  virtual void before_update(FlatParameters& flat) { (void)flat; }  // may change the gradients
-  virtual void after_update(FlatParameters& flat, double rate) { (void)flat, (void)rate; }
+  virtual void join(const OwnPart* own, const Optimizer& optimizer) { (void)own, (void)optimizer; }  // called first
+  virtual void before_update(const Tensor& x, Tensor& gradients) { (void)x, (void)gradients; }
+  virtual void after_update(Tensor& x, double rate) { (void)x, (void)rate; }
   virtual void go_back(Tensor& x) { (void)x; }  // to the weights before this round, since a rank is lost
 
   // ---- merge: element-wise, of one range ----------------------------------------------------------------------------
@@ -107,8 +107,8 @@ struct RoundsOptions {
   double sample = 1;
 };
 
-// make: called by begin(); end() destroys the method, while the memory of the device exists. Throws CommunicationError
-// from begin() and at exchanges if another rank fails, and Error if the ranks have different models.
+// make: called by begin(). end() releases the method's vectors. Throws CommunicationError from begin() and at exchanges
+// if another rank fails, and Error if the ranks have different models.
 std::unique_ptr<Strategy> rounds(RoundRanks ranks, const std::string& name,
                                  std::function<std::unique_ptr<RoundMethod>()> make, const RoundsOptions& options = {});
 

@@ -133,7 +133,8 @@ bool ServedVectors::combine(MachineShare::Step& step, const Tensor& loss) {
 }
 
 bool ServedVectors::finish_round() {
-  difference(flat_->gradients, theta_, flat_->values);
+  flat_->gradients.fill(0);
+  add_scaled(flat_->gradients, theta_, 1, flat_->values);
   return all_finite(flat_->gradients);
 }
 
@@ -181,18 +182,18 @@ Buffer ServedVectors::part(Buffer vector, std::vector<std::byte>& memory) const 
 
 Buffer ServedVectors::packed(Buffer vector, std::vector<std::byte>& memory) const {
   const Buffer all = part(vector, memory);
+  if (ranges_.size() == 1) return all;  // in place
   std::byte* to = memory.data();
-  for (const Range& r : ranges_)
-    if (ranges_.size() > 1) to = std::copy(vector.at(r.begin), vector.at(r.end), to);
+  for (const Range& r : ranges_) to = std::copy(vector.at(r.begin), vector.at(r.end), to);
   return all;
 }
 
 void ServedVectors::unpack(const std::vector<std::byte>& memory, Buffer vector) {
   const std::byte* from = memory.data();
   for (const Range& r : ranges_) {
-    if (ranges_.size() == 1) break;
-    const std::size_t bytes = std::size_t(r.length()) * size_of(vector.dtype);
-    std::memcpy(vector.at(r.begin), from, bytes);
+    if (ranges_.size() == 1) break;  // it is in place
+    const std::ptrdiff_t bytes = vector.at(r.end) - vector.at(r.begin);
+    std::copy_n(from, bytes, vector.at(r.begin));
     from += bytes;
   }
   machine_.on_host().all_gather(replicated(vector), cuts_).wait();

@@ -54,7 +54,7 @@ class Block : public Module {
   Sequential* down_ = nullptr;
 };
 
-// Two 3 × 3.
+// Two convolutions of 3 × 3.
 struct BasicBlock : Block {
   static constexpr int expansion = 1;
   BasicBlock(int in, int width, int stride, Shortcut kind) : Block(in, {{width, 3, stride}, {width, 3}}, kind) {}

@@ -7,14 +7,14 @@ namespace tandem {
 
 namespace {
 
-// Adds a batch to `of_class`: outputs [b, classes], labels i32 [b].
-void count_classes(const Variable& outputs, const Tensor& labels, std::vector<double>& of_class) {
+// Adds a batch to MetricSums::classes: outputs [b, classes], labels i32 [b].
+void count_classes(const Variable& outputs, const Tensor& labels, std::vector<double>& classes) {
   const std::vector<double> chosen = argmax(outputs).values(), label = labels.values();
-  of_class.resize(2 * std::size_t(outputs.size(1)));
+  classes.resize(2 * std::size_t(outputs.size(1)));
   for (std::size_t i = 0; i < label.size(); i++) {
     const auto c = 2 * std::size_t(label[i]);
-    of_class[c] += chosen[i] == label[i];
-    of_class[c + 1]++;
+    classes[c] += chosen[i] == label[i];
+    classes[c + 1]++;
   }
 }
 
@@ -32,8 +32,7 @@ void each_batch(Module& model, BatchSource& source, const Visit& visit) {
 
 }  // namespace
 
-MetricSums evaluate_sums(Module& model, BatchSource& source, const Task& task, bool together,
-                         std::vector<double>* of_class) {
+MetricSums evaluate_sums(Module& model, BatchSource& source, const Task& task, bool together) {
   MetricSums sums;
   Tensor correct;
   each_batch(model, source, [&](const Batch& batch) {
@@ -43,8 +42,8 @@ MetricSums evaluate_sums(Module& model, BatchSource& source, const Task& task, b
     }
     if (!correct.defined()) correct = Tensor::zeros(batch.images.backend(), {1}, DType::i32);
     const Variable outputs = model(Variable(batch.images)), loss = task.judged(outputs, batch.labels, &correct);
-    if (of_class && task.has_accuracy && batch.labels.dtype() == DType::i32 && outputs.rank() == 2)
-      count_classes(outputs, batch.labels, *of_class);
+    if (!together && task.has_accuracy && batch.labels.dtype() == DType::i32 && outputs.rank() == 2)
+      count_classes(outputs, batch.labels, sums.classes);
     sums.loss += loss.item() * double(batch.size());
     sums.samples += double(batch.size());
     return true;
@@ -53,17 +52,16 @@ MetricSums evaluate_sums(Module& model, BatchSource& source, const Task& task, b
   return sums;
 }
 
-Evaluation mean_of(const MetricSums& s, const std::vector<double>& of_class) {
+Evaluation mean_of(const MetricSums& s) {
   if (s.samples == 0) return {};
   Evaluation mean{s.loss / s.samples, s.correct / s.samples};
-  for (std::size_t c = 0; c < of_class.size(); c += 2) mean.class_accuracy.push_back(of_class[c] / of_class[c + 1]);
+  for (std::size_t c = 0; c < s.classes.size(); c += 2) mean.class_accuracy.push_back(s.classes[c] / s.classes[c + 1]);
   return mean;
 }
 
 Evaluation evaluate(Module& model, BatchSource& source, Strategy* strategy, const Task& task) {
-  std::vector<double> of_class;  // of one machine: a strategy may cut the outputs over its ranks
-  const MetricSums mine = evaluate_sums(model, source, task, false, strategy ? nullptr : &of_class);
-  return mean_of(strategy ? strategy->sum(mine) : mine, of_class);
+  const MetricSums mine = evaluate_sums(model, source, task, strategy != nullptr);
+  return mean_of(strategy ? strategy->sum(mine) : mine);
 }
 
 Tensor confusion_matrix(Module& model, BatchSource& source) {

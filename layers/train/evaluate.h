@@ -25,10 +25,8 @@ class Counters {
 // Sums over a source, in eval mode, without recording; the model's mode is restored. If fit() runs, a signal to stop
 // ends the evaluation early, unless ranks evaluate together: then they wait for each other in every batch, and all
 // continue to the end.
-// of_class, where it is given, which needs the outputs of all classes, and a sample has one class: correct samples of
-// class 0, samples of class 0, 1, 1, …
-MetricSums evaluate_sums(Module& model, BatchSource& source, const Task& task, bool together = false,
-                         std::vector<double>* of_class = nullptr);
+// Classes are counted if the outputs are those of all classes, and a sample has one class.
+MetricSums evaluate_sums(Module& model, BatchSource& source, const Task& task, bool together = false);
 
 // Mean loss and accuracy over a source, by task.judged. With a strategy: over the shares of all ranks; all ranks call
 // it.
@@ -38,7 +36,7 @@ struct Evaluation {
 };
 Evaluation evaluate(Module& model, BatchSource& source, Strategy* strategy = nullptr,
                     const Task& task = classification());
-Evaluation mean_of(const MetricSums& s, const std::vector<double>& of_class = {});
+Evaluation mean_of(const MetricSums& s);
 
 // The number of pictures for each pair of a class and a predicted class: i32 [classes, classes]: row = label, column =
 // predicted class, over one epoch of the source, in eval mode and without recording; the model's mode is restored.

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <nlohmann/json.hpp>
 
 #include "core/files/files.h"
 #include "core/files/json.h"
@@ -38,10 +39,10 @@ std::string run_in(const std::string& path) {
   std::string line;
   std::getline(std::ifstream(path), line);
   try {
-    const Json first = Json::parse(line);
-    if (const Json* run = first.find("run")) return run->text;
-  } catch (const Error&) {}  // a truncated line names none
-  return "";
+    return parse_json(line).value("run", "");
+  } catch (const std::exception&) {  // a truncated line names none
+    return "";
+  }
 }
 
 }  // namespace

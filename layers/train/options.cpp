@@ -28,7 +28,7 @@ bool adaptive(const std::string& optimizer) {
 RunConfig parse_options(int argc, char** argv, const std::string& description, const RunConfig& defaults,
                         const std::vector<std::string>& only, const std::vector<OptionSpec>& own) {
   RunConfig o = defaults;
-  if (o.schedule.empty()) o.schedule = "one-cycle";
+  if (o.schedule.empty()) o.schedule = usual_schedule;
   std::vector<OptionSpec> specs = option_table(o);
   for (const std::string& name : only)
     require(std::any_of(specs.begin(), specs.end(), [&](const OptionSpec& s) { return s.name == name; }),

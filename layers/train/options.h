@@ -1,4 +1,4 @@
-// The command line of training programs, and what they make of it.
+// The command line of training programs, and the objects that they make from it.
 #pragma once
 #include <functional>
 #include <memory>
@@ -10,6 +10,8 @@
 #include "layers/train/fit.h"
 
 namespace tandem {
+
+inline constexpr const char* usual_schedule = "one-cycle";  // of programs that name no other
 
 // Reads argv; options that are not given have the values of `defaults`. --help prints and exits with 0. Throws
 // UsageError. With several ranks only rank 0 keeps its standard output, since all print the same.

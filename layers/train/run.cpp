@@ -331,18 +331,13 @@ void Run::evaluate() {
     if (ema) averages.emplace(*ema);
     auto evaluate_on = [&](BatchSource* source, std::optional<double>& loss, std::optional<double>& accuracy) {
       if (!source || !strategy.ranks().evaluates || interrupted_) return;
-      std::vector<double> of_class;
-      const bool sliced = flat.slice().count > 1;  // then each rank has some of the classes' outputs
-      MetricSums sums = evaluate_sums(model, *source, task, sliced, sliced ? nullptr : &of_class);
+      MetricSums sums = evaluate_sums(model, *source, task, flat.slice().count > 1);
       if (memory_plan) source->rest();
-      if (strategy.ranks().evaluation_shares > 1) {
-        sums = strategy.sum(sums, Strategy::Among::evaluating);
-        of_class = strategy.sum(of_class, Strategy::Among::evaluating);
-      }
+      if (strategy.ranks().evaluation_shares > 1) sums = strategy.sum(sums, Strategy::Among::evaluating);
       interrupted_ = sums.interrupted > 0;
       loss = mean_of(sums).loss;
       if (task.has_accuracy) accuracy = mean_of(sums).accuracy;
-      epoch.class_accuracy = mean_of(sums, of_class).class_accuracy;
+      epoch.class_accuracy = mean_of(sums).class_accuracy;
     };
     evaluate_on(data.validation, epoch.validation_loss, epoch.validation_accuracy);
     evaluate_on(data.test, epoch.test_loss, epoch.test_accuracy);

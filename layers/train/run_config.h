@@ -24,8 +24,8 @@ struct ImportExportFiles {  // empty: none
   std::string tensorboard = {};  // a folder
 };
 
-// fit() reads the fields from `epochs` to `callbacks` that are marked with *; the others configure what programs give
-// it: data, model, optimizer, backend.
+// fit() reads the fields marked with *. Programs make the data, the model, the optimizer and the backend, which they
+// pass to fit(), from the others.
 struct RunConfig {
   // ---- data and model
   std::string data = {};  // folder with the data sets, or "synthetic"; empty: $TANDEM_DATA, then data/

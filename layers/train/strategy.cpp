@@ -9,10 +9,8 @@
 namespace tandem {
 
 BatchSource& Strategy::batches(BatchSource& train, int accumulate) {
-  if (BatchSource* own =
-          own_part(train, accumulate,
-                   {.worker = rank(), .workers = size(), .shares = size(), .weight = OwnPartOptions::Weight::pictures}))
-    return *own;
+  const OwnPartOptions together{.worker = rank(), .workers = size(), .shares = size(), .averaged = true};
+  if (OwnPart* own = own_part(train, accumulate, together)) return *own;
   train.share(rank(), size());
   return train;
 }
@@ -25,20 +23,17 @@ OwnPart* Strategy::own_part(BatchSource& train, int accumulate, const OwnPartOpt
 }
 
 MetricSums Strategy::sum(const MetricSums& m, Among among) {
-  const auto all = sum(std::vector{m.loss, m.correct, m.samples, m.interrupted}, among);
-  return {all[0], all[1], all[2], all[3]};
-}
-
-std::vector<double> Strategy::sum(const std::vector<double>& mine, Among among) {
-  if (size() == 1) return mine;
-  std::vector<double> sum(mine.size());
+  if (size() == 1) return m;
+  std::vector<double> mine{m.loss, m.correct, m.samples, m.interrupted}, all(mine.size());
+  mine.insert(mine.end(), m.classes.begin(), m.classes.end());
   const std::string bytes(reinterpret_cast<const char*>(mine.data()), mine.size() * sizeof(double));
-  for (const std::string& rank : gather(bytes, among)) {
-    std::vector<double> theirs(mine.size());
-    if (rank.size() == bytes.size()) std::memcpy(theirs.data(), rank.data(), rank.size());  // not of a lost rank
-    std::transform(sum.begin(), sum.end(), theirs.begin(), sum.begin(), std::plus());
+  for (const std::string& rank : gather(bytes, among)) {  // that of a lost rank is empty
+    std::vector<double> theirs(rank.size() / sizeof(double));
+    std::memcpy(theirs.data(), rank.data(), rank.size());
+    all.resize(std::max(all.size(), theirs.size()));
+    std::transform(theirs.begin(), theirs.end(), all.begin(), all.begin(), std::plus());
   }
-  return sum;
+  return {all[0], all[1], all[2], all[3], {all.begin() + 4, all.end()}};
 }
 
 }  // namespace tandem

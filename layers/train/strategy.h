@@ -40,10 +40,8 @@ namespace tandem {
 struct MetricSums {
   double loss = 0;  // sum over samples
   double correct = 0, samples = 0;
-  double interrupted = 0;  // ranks that stopped an evaluation early
-  friend MetricSums operator+(const MetricSums& a, const MetricSums& b) {
-    return {a.loss + b.loss, a.correct + b.correct, a.samples + b.samples, a.interrupted + b.interrupted};
-  }
+  double interrupted = 0;            // ranks that stopped an evaluation early
+  std::vector<double> classes = {};  // of an evaluation: correct samples and samples of class 0, of class 1, …
 };
 
 // The plan of a run, equal in all its epochs.
@@ -118,7 +116,7 @@ class Strategy {
     return asked || (plan_.stop_after > 0 && step >= plan_.stop_after);
   }
   // May be called on any rank. A strategy for several ranks sends the request to all ranks in an exchange, and then
-  // sets stop_ on all of them (Replicas::agree()).
+  // sets stop_ on all of them.
   void request_stop() { stop_requested_ = true; }
   // The text of every rank, in the order of ranks: of all ranks, or of those that evaluate and save together.
   enum class Among { all, evaluating };
@@ -126,7 +124,6 @@ class Strategy {
     return (void)among, std::vector{mine};
   }
   MetricSums sum(const MetricSums& mine, Among among = Among::all);
-  std::vector<double> sum(const std::vector<double>& mine, Among among);  // of equal length
   // Whether this rank must save the remaining state of the run, after a call failed because another rank is lost. Takes
   // seconds, in which the remaining ranks find each other.
   virtual bool saves_after_failure() { return false; }

@@ -28,7 +28,7 @@ class Metrics : public Callback {
                        {"seed", std::int64_t(run.options.seed)},
                        {"step", run.position.step}};
     for (auto& field : recipe_fields(run.settings, run.optimizer.name(), run.global_batch)) start.push_back(field);
-    if (Parts parts = run.data.train.parts(run.strategy.size()); !parts.empty())
+    if (const Parts parts = run.data.train.parts(run.strategy.size()); !parts.pictures.empty())
       start.push_back({"pictures_of_workers", parts.pictures});
     file_.write(start);
     logged_ = run.position.step;

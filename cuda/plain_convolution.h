@@ -1,9 +1,10 @@
-// Convolution without a library: one thread for each result, sums in float. Used if cuDNN has no engine.
+// Convolution without a library: one thread for each result, sums in float. For shapes that no engine of cuDNN
+// supports: slow, but not used by common networks.
+#pragma once
 #include "cuda/kernels.h"
 #include "cuda/launch.h"
 
 namespace tandem::cuda {
-namespace {
 
 template <class T>
 struct Forward {
@@ -75,8 +76,6 @@ struct BackwardFilter {
   }
 };
 
-}  // namespace
-
 template <class T>
 void plain_convolution(const Grid& grid, const ConvShape& s, const T* x, const T* w, T* y) {
   device_launch(grid.stream, s.y_numel(), Forward<T>{s, x, w, y});
@@ -90,14 +89,5 @@ void plain_convolution_backward_filter(const Grid& grid, const ConvShape& s, con
                                        bool add) {
   device_launch(grid.stream, s.w_numel(), BackwardFilter<T>{s, x, dy, dw, add});
 }
-
-#define TANDEM_PLAIN(T)                                                                                       \
-  template void plain_convolution(const Grid&, const ConvShape&, const T*, const T*, T*);                     \
-  template void plain_convolution_backward_data(const Grid&, const ConvShape&, const T*, const T*, T*, bool); \
-  template void plain_convolution_backward_filter(const Grid&, const ConvShape&, const T*, const T*, float*, bool);
-TANDEM_PLAIN(float)
-TANDEM_PLAIN(bf16)
-TANDEM_PLAIN(f16)
-#undef TANDEM_PLAIN
 
 }  // namespace tandem::cuda

@@ -1,9 +1,9 @@
 // Sums along axes and cross-entropy: a tensor as rows.
+#pragma once
 #include "cuda/block.h"
 #include "cuda/columns.h"
 
 namespace tandem::cuda {
-namespace {
 
 // ---- sums -----------------------------------------------------------------------------------------------------------
 template <class T, int V>
@@ -84,7 +84,7 @@ __global__ void __launch_bounds__(256) square_parts(std::int64_t packs, const T*
   const float all = over_block(sum, Plus());
   if (threadIdx.x == 0) parts[blockIdx.x] = all;
 }
-__global__ void __launch_bounds__(256) square_total(const float* parts, int count, float* y, bool add) {
+static __global__ void __launch_bounds__(256) square_total(const float* parts, int count, float* y, bool add) {
   double sum = 0;
   for (int i = threadIdx.x; i < count; i += 256) sum += double(parts[i]);
   const double all = over_block(sum, Plus());
@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(256) square_total(const float* parts, int coun
 }
 
 // ---- cross-entropy: a warp for each row -----------------------------------------------------------------------------
-__device__ float warp_sum(float v) {
+__device__ inline float warp_sum(float v) {
   for (int half = 16; half > 0; half /= 2) v += __shfl_xor_sync(~0u, v, half);
   return v;
 }
@@ -137,7 +137,7 @@ __global__ void cross_entropy_rows(std::int64_t rows, std::int64_t n, const T* x
   losses[r] = loss;
   hits[r] = beaten ? 0 : 1;
 }
-__global__ void __launch_bounds__(256)
+static __global__ void __launch_bounds__(256)
     cross_entropy_total(std::int64_t rows, const float* losses, const float* hits, float* loss, std::int32_t* correct) {
   double sum = 0;
   for (std::int64_t r = threadIdx.x; r < rows; r += 256) sum += double(losses[r]);
@@ -165,84 +165,10 @@ struct CrossEntropyBackward {  // dx = dloss·(p − q)/rows
   }
 };
 
-template <class T, int V>
-struct BiasRelu {
-  const float* bias;
-  bool relu;
-  T* y;
-  std::int64_t channels;
-  struct State {
-    BiasRelu f;
-    std::int64_t c;
-    float bias[V];
-    __device__ Pack<T, V> load(std::int64_t r) const { return pack_at<V>(f.y + r * f.channels + c); }
-    __device__ void operator()(std::int64_t r, const Pack<T, V>& row) const {
-      float v[V];
-      unpack(row, v);
-      for (int i = 0; i < V; i++) {
-        if (f.bias) v[i] += bias[i];
-        if (f.relu && v[i] < 0) v[i] = 0;  // keeps a NaN
-      }
-      store<V>(f.y + r * f.channels + c, v);
-    }
-  };
-  __device__ State at(std::int64_t c) const {
-    State s{*this, c, {}};
-    if (bias) cuda::load<V>(bias + c, s.bias);
-    return s;
-  }
-};
+inline dim3 warps() { return dim3(32, 8); }
+inline unsigned blocks_of_rows(std::int64_t rows) { return unsigned((rows + 7) / 8); }
 
-template <class T, int V>
-struct FillRows {
-  const T* row;
-  T* y;
-  std::int64_t channels;
-  struct State {
-    T* y;
-    std::int64_t channels;
-    Pack<T, V> row;
-    __device__ Pack<T, V> load(std::int64_t) const { return row; }
-    __device__ void operator()(std::int64_t r, const Pack<T, V>& same) const {
-      *reinterpret_cast<Pack<T, V>*>(y + r * channels) = same;
-    }
-  };
-  __device__ State at(std::int64_t c) const { return {y + c, channels, pack_at<V>(row + c)}; }
-};
-
-template <class T>
-struct SetChannels {
-  unsigned from_width, to_width;
-  const T* from;
-  T* to;
-  __device__ T value(std::int64_t i) const {
-    const std::int64_t row = i <= 0xffffffff ? unsigned(i) / to_width : i / to_width;
-    const unsigned c = unsigned(i - row * to_width);
-    return c < from_width ? from[row * from_width + c] : T(0.f);
-  }
-  __device__ void store(std::int64_t i, T v) const { to[i] = v; }
-  __device__ void operator()(std::int64_t i) const { store(i, value(i)); }
-};
-
-template <class From, class To, int V>
-struct ConvertInto {
-  const From* from;
-  To* to;
-  bool add;
-  __device__ void operator()(std::int64_t pack) const {
-    float v[V], old[V] = {};
-    load<V>(from + pack * V, v);
-    if (add) load<V>(to + pack * V, old);
-    for (int i = 0; i < V; i++) v[i] += old[i];
-    store<V>(to + pack * V, v);
-  }
-};
-
-dim3 warps() { return dim3(32, 8); }
-unsigned blocks_of_rows(std::int64_t rows) { return unsigned((rows + 7) / 8); }
-
-}  // namespace
-
+// scratch: column_scratch(1, channels).
 template <class T>
 void sum_rows(const Grid& grid, std::int64_t rows, std::int64_t channels, const T* dy, float* db, bool add,
               float* scratch) {
@@ -269,6 +195,7 @@ void reduce(const Grid& grid, Reduction op, std::int64_t outer, std::int64_t mid
     run(Larger());
 }
 
+// scratch: most_parts floats.
 template <class T>
 void squared_norm(const Grid& grid, std::int64_t n, const T* x, float* y, bool add, float* scratch) {
   const int blocks = int(std::clamp<std::int64_t>((n + 2047) / 2048, 1, std::min(8 * grid.processors, most_parts)));
@@ -277,6 +204,8 @@ void squared_norm(const Grid& grid, std::int64_t n, const T* x, float* y, bool a
   start(square_total, 1, 256, grid.stream, scratch, blocks, y, add);
 }
 
+// A label outside [0, classes) makes the loss NaN: the device cannot throw. correct may be null. scratch: 2·rows
+// floats.
 template <class T>
 void cross_entropy(const Grid& grid, std::int64_t rows, std::int64_t classes, const T* x, const std::int32_t* labels,
                    double smoothing, float* loss, float* probabilities, std::int32_t* correct, float* scratch) {
@@ -291,60 +220,5 @@ void cross_entropy_backward(const Grid& grid, std::int64_t rows, std::int64_t cl
   device_launch(grid.stream, rows * classes,
                 CrossEntropyBackward<T>{probabilities, labels, float(smoothing), rows, classes, dloss, dx, add});
 }
-template <class T>
-void bias_relu(const Grid& grid, std::int64_t rows, std::int64_t channels, const float* bias, bool relu, T* y) {
-  if (!bias && !relu) return;
-  with_packs<T>(
-      channels,
-      [&]<int V> {
-        each_column<V>(grid, rows, channels, BiasRelu<T, V>{bias, relu, y, channels});
-      },
-      y, bias);
-}
-template <class T>
-void fill_rows(const Grid& grid, std::int64_t rows, std::int64_t channels, const T* row, T* y) {
-  with_packs<T>(
-      channels,
-      [&]<int V> {
-        each_column<V>(grid, rows, channels, FillRows<T, V>{row, y, channels});
-      },
-      y, row);
-}
-template <class T>
-void set_channels(const Grid& grid, std::int64_t rows, std::int64_t from_width, std::int64_t to_width, const T* from,
-                  T* to) {
-  device_launch(grid.stream, rows * to_width, SetChannels<T>{unsigned(from_width), unsigned(to_width), from, to});
-}
-template <class From, class To>
-void convert(const Grid& grid, std::int64_t n, const From* from, To* to, bool add) {
-  using Narrow = std::conditional_t<sizeof(From) < sizeof(To), From, To>;
-  with_packs<Narrow>(
-      n,
-      [&]<int V> {
-        device_launch(grid.stream, n / V, ConvertInto<From, To, V>{from, to, add});
-      },
-      from, to);
-}
-
-#define TANDEM_ROWS(T)                                                                                                \
-  template void sum_rows(const Grid&, std::int64_t, std::int64_t, const T*, float*, bool, float*);                    \
-  template void reduce(const Grid&, Reduction, std::int64_t, std::int64_t, std::int64_t, const T*, T*, bool);         \
-  template void squared_norm(const Grid&, std::int64_t, const T*, float*, bool, float*);                              \
-  template void cross_entropy(const Grid&, std::int64_t, std::int64_t, const T*, const std::int32_t*, double, float*, \
-                              float*, std::int32_t*, float*);                                                         \
-  template void cross_entropy_backward(const Grid&, std::int64_t, std::int64_t, const float*, const std::int32_t*,    \
-                                       double, const float*, T*, bool);                                               \
-  template void bias_relu(const Grid&, std::int64_t, std::int64_t, const float*, bool, T*);                           \
-  template void fill_rows(const Grid&, std::int64_t, std::int64_t, const T*, T*);                                     \
-  template void set_channels(const Grid&, std::int64_t, std::int64_t, std::int64_t, const T*, T*);                    \
-  template void convert(const Grid&, std::int64_t, const T*, float*, bool);
-TANDEM_ROWS(float)
-TANDEM_ROWS(bf16)
-TANDEM_ROWS(f16)
-#undef TANDEM_ROWS
-template void convert(const Grid&, std::int64_t, const float*, bf16*, bool);
-template void convert(const Grid&, std::int64_t, const bf16*, bf16*, bool);
-template void convert(const Grid&, std::int64_t, const float*, f16*, bool);
-template void convert(const Grid&, std::int64_t, const f16*, f16*, bool);
 
 }  // namespace tandem::cuda

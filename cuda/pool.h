@@ -1,11 +1,11 @@
 // Pooling, one thread for V neighbouring channels of a result. Backward gathers the gradients of all windows that
 // contain an element, so that each element is written once and no atomics are needed.
+#pragma once
 #include "cuda/kernels.h"
 #include "cuda/launch.h"
 #include "cuda/pack.h"
 
 namespace tandem::cuda {
-namespace {
 
 // PoolShape in 32 bits: run-time divisions of 64 cost several times as much. A picture may have that many elements, not
 // more.
@@ -37,11 +37,11 @@ struct Place {  // of pack i of V channels in [n, h, w, c]
     x = int(pixel) - y * w;
   }
 };
-__device__ std::int64_t offset(std::int64_t n, int y, int x, int c, int h, int w, int channels) {
+inline __device__ std::int64_t offset(std::int64_t n, int y, int x, int c, int h, int w, int channels) {
   return ((n * h + y) * w + x) * channels + c;
 }
-__device__ int smaller(int a, int b) { return a < b ? a : b; }
-__device__ int larger(int a, int b) { return a > b ? a : b; }
+inline __device__ int smaller(int a, int b) { return a < b ? a : b; }
+inline __device__ int larger(int a, int b) { return a > b ? a : b; }
 
 constexpr std::uint8_t nobody = 255;
 
@@ -137,7 +137,7 @@ struct MaxPoolBackwardApart {
   }
 };
 
-__device__ float inside(const Sizes& s, int oy, int ox) {  // elements of the window in the picture
+inline __device__ float inside(const Sizes& s, int oy, int ox) {  // elements of the window in the picture
   const int top = oy * s.stride_h - s.pad_h, left = ox * s.stride_w - s.pad_w;
   return float((smaller(s.kh, s.h - top) - larger(0, -top)) * (smaller(s.kw, s.w - left) - larger(0, -left)));
 }
@@ -180,11 +180,10 @@ struct AveragePoolBackward {
   }
 };
 
-std::int64_t outputs(const PoolShape& s) { return s.n * s.out_h() * s.out_w() * s.c; }
-std::int64_t inputs(const PoolShape& s) { return s.n * s.h * s.w * s.c; }
+inline std::int64_t outputs(const PoolShape& s) { return s.n * s.out_h() * s.out_w() * s.c; }
+inline std::int64_t inputs(const PoolShape& s) { return s.n * s.h * s.w * s.c; }
 
-}  // namespace
-
+// argmax may be null.
 template <class T>
 void max_pool(const Grid& grid, const PoolShape& s, const T* x, bool relu, T* y, std::uint8_t* argmax) {
   with_packs<T>(
@@ -225,15 +224,5 @@ void average_pool_backward(const Grid& grid, const PoolShape& s, const T* dy, T*
       },
       dy, dx);
 }
-
-#define TANDEM_POOL(T)                                                                                     \
-  template void max_pool(const Grid&, const PoolShape&, const T*, bool, T*, std::uint8_t*);                \
-  template void max_pool_backward(const Grid&, const PoolShape&, const T*, const std::uint8_t*, T*, bool); \
-  template void average_pool(const Grid&, const PoolShape&, const T*, T*);                                 \
-  template void average_pool_backward(const Grid&, const PoolShape&, const T*, T*, bool);
-TANDEM_POOL(float)
-TANDEM_POOL(bf16)
-TANDEM_POOL(f16)
-#undef TANDEM_POOL
 
 }  // namespace tandem::cuda

@@ -10,22 +10,18 @@
 #include "cuda/check.h"
 #include "cuda/convolution.h"
 #include "cuda/device.h"
-#include "cuda/kernels.h"
+#include "cuda/elements.h"
 #include "cuda/matrix.h"
 #include "cuda/memory.h"
+#include "cuda/norm.h"
+#include "cuda/pool.h"
 #include "cuda/queue.h"
+#include "cuda/rows.h"
 #include "cuda/weights.h"
 
 namespace tandem {
 namespace cuda {
 namespace {
-
-struct Queue {  // owns the stream; destroyed after everything that uses it
-  cudaStream_t stream = nullptr;
-  Queue() { CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking)); }
-  ~Queue() { cudaStreamDestroy(stream); }
-  Queue(const Queue&) = delete;
-};
 
 constexpr std::size_t matrix_workspace = std::size_t{32} << 20;  // NVIDIA's recommendation for Hopper
 
@@ -35,7 +31,7 @@ class CudaKernels;
 class CudaBackend final : public Backend {
  public:
   explicit CudaBackend(const Device& device);
-  ~CudaBackend() override { cudaStreamSynchronize(queue_.stream); }
+  ~CudaBackend() override { cudaStreamSynchronize(stream_); }
 
   std::string description() const override {
     return device_.name + " (GPU " + std::to_string(device_.index) + ", sm_" + std::to_string(device_.major) +
@@ -47,7 +43,7 @@ class CudaBackend final : public Backend {
   bool supports(DType dtype) const override {
     return dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f16;
   }
-  void* stream() const override { return queue_.stream; }
+  void* stream() const override { return stream_; }
 
   // ---- memory -------------------------------------------------------------------------------------------------------
   void upload(void* to, const void* from, std::size_t bytes) override {
@@ -60,14 +56,14 @@ class CudaBackend final : public Backend {
     staging_.fetch(to, from, bytes);
   }
   void copy(void* to, const void* from, std::size_t bytes) override {
-    if (bytes) CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, queue_.stream));
+    if (bytes) CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream_));
   }
   void synchronize() override {
     if (recording_) throw NotRecordable("the host waits for the GPU");
-    CUDA_CHECK(cudaStreamSynchronize(queue_.stream), "GPU ", device_.index, " (", device_.name, ")");
+    CUDA_CHECK(cudaStreamSynchronize(stream_), "GPU ", device_.index, " (", device_.name, ")");
   }
-  tandem::Queue& queue() override { return in_order_; }
-  std::unique_ptr<tandem::Queue> new_queue() override { return cuda::new_queue(device_.index); }
+  Queue& queue() override { return *queue_; }
+  std::unique_ptr<Queue> new_queue() override { return cuda::new_queue(device_.index); }
   std::unique_ptr<Event> new_event() override { return std::make_unique<DeviceEvent>(device_.index); }
   std::shared_ptr<void> pinned(std::size_t bytes) override { return pinned_memory(device_.index, bytes); }
   std::string identity() const override { return device_.uuid; }
@@ -82,27 +78,22 @@ class CudaBackend final : public Backend {
   bool records() const override { return true; }
   bool recording() const override { return recording_; }
 
-  void deterministic(bool on) override {
-    deterministic_ = on;
-    EngineRules rules = convolution_.rules();
-    rules.deterministic = on;
-    convolution_.rules(rules);
-  }
-  void exact_convolution(bool on) override {
-    EngineRules rules = convolution_.rules();
-    rules.exact = on;
-    convolution_.rules(rules);
-  }
+  void deterministic(bool on) override { set(&EngineRules::deterministic, deterministic_ = on); }
+  void exact_convolution(bool on) override { set(&EngineRules::exact, on); }
   void tf32(bool on) override {
-    EngineRules rules = convolution_.rules();
-    rules.tf32 = on;
-    convolution_.rules(rules);
+    set(&EngineRules::tf32, on);
     matrix_.tf32(on);
   }
 
  private:
   template <class T>
   friend class CudaKernels;
+
+  void set(bool EngineRules::*rule, bool on) {
+    EngineRules rules = convolution_.rules();
+    rules.*rule = on;
+    convolution_.rules(rules);
+  }
 
   // A step as a CUDA graph. Its memory is a pool of its own. The capture mode is relaxed: the allocator may request
   // device memory and cuDNN may load a kernel during the capture. Our own checks refuse operations that a graph cannot
@@ -111,14 +102,14 @@ class CudaBackend final : public Backend {
    public:
     explicit Graph(CudaBackend& b) : b_(b), pool_(b.memory().new_pool()) {}
     ~Graph() override {
-      if (graph_) cudaStreamSynchronize(b_.queue_.stream), cudaGraphExecDestroy(graph_);
+      if (graph_) cudaStreamSynchronize(b_.stream_), cudaGraphExecDestroy(graph_);
       b_.memory().release_pool(pool_);
     }
     void begin() override {
       b_.synchronize();
       b_.memory().trim();  // makes memory that the eager steps freed available to the pool
       b_.weights_.convert_again();
-      CUDA_CHECK(cudaStreamBeginCapture(b_.queue_.stream, cudaStreamCaptureModeRelaxed));
+      CUDA_CHECK(cudaStreamBeginCapture(b_.stream_, cudaStreamCaptureModeRelaxed));
       b_.memory().use_pool(pool_);
       b_.convolution_.recording(b_.recording_ = true);
     }
@@ -127,7 +118,7 @@ class CudaBackend final : public Backend {
       b_.memory().use_pool(0);
       b_.weights_.convert_again();  // the conversions were only recorded, not executed
       cudaGraph_t graph = nullptr;
-      cudaError_t status = cudaStreamEndCapture(b_.queue_.stream, &graph);
+      cudaError_t status = cudaStreamEndCapture(b_.stream_, &graph);
       if (status == cudaSuccess) status = cudaGraphInstantiate(&graph_, graph, 0);
       if (graph) cudaGraphDestroy(graph);
       if (status == cudaSuccess) return {};
@@ -135,7 +126,7 @@ class CudaBackend final : public Backend {
       graph_ = nullptr;
       return text_of(status);
     }
-    void replay() override { CUDA_CHECK(cudaGraphLaunch(graph_, b_.queue_.stream), "the recorded step"); }
+    void replay() override { CUDA_CHECK(cudaGraphLaunch(graph_, b_.stream_), "the recorded step"); }
 
    private:
     CudaBackend& b_;
@@ -144,8 +135,8 @@ class CudaBackend final : public Backend {
   };
 
   Device device_;
-  Queue queue_;
-  DeviceQueue in_order_;
+  std::unique_ptr<Queue> queue_;  // destroyed after everything that uses it
+  cudaStream_t stream_;
   Grid grid_;
   Staging staging_;
   Scratch workspace_;
@@ -192,7 +183,8 @@ class CudaKernels final : public Kernels<T> {
   // ---- convolution --------------------------------------------------------------------------------------------------
   void conv2d(const ConvShape& s, In<T> x, In<float> w, In<float> bias, bool relu, Out<T> y) override {
     const Narrow weights(b_, w), narrow_bias(b_, bias);
-    b_.convolution_.forward(s, type, {x.data, weights.data(), y.data, narrow_bias.data(), bias}, relu);
+    const Operands operands{x.data, weights.data(), y.data, narrow_bias.data(), bias.data};
+    b_.convolution_.forward(s, type, operands, relu);
   }
   void conv2d_backward_data(const ConvShape& s, In<T> dy, In<float> w, Out<T> dx, bool add) override {
     const Narrow weights(b_, w);
@@ -291,11 +283,12 @@ class CudaKernels final : public Kernels<T> {
 CudaBackend::CudaBackend(const Device& device)
     : Backend("cuda", std::make_unique<DeviceMemory>(device), 1),
       device_(device),
-      in_order_(device.index, queue_.stream),
-      grid_{queue_.stream, device.processors},
-      staging_(queue_.stream),
+      queue_(cuda::new_queue(device.index)),
+      stream_(static_cast<cudaStream_t>(queue_->handle())),
+      grid_{stream_, device.processors},
+      staging_(stream_),
       workspace_(memory(), matrix_workspace),
-      matrix_(queue_.stream, workspace_.data(), matrix_workspace),
+      matrix_(stream_, workspace_.data(), matrix_workspace),
       convolution_(grid_, memory()),
       weights_([this](const float* from, std::int64_t numel, Tensor& to) {
         dispatch_among<bf16, f16>(to.dtype(), "weights",

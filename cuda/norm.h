@@ -1,8 +1,9 @@
-// Batch normalisation with the addition of a residual and ReLU. Each pass touches memory once, 16 bytes at a time.
+// Batch normalisation with the addition of a residual and ReLU; x, y and residual (which may be null) are [rows,
+// channels]. Each pass touches memory once, 16 bytes at a time.
+#pragma once
 #include "cuda/columns.h"
 
 namespace tandem::cuda {
-namespace {
 
 // ---- forward: Σ(x − k), Σ(x − k)² with k = the first row, which keeps the digits of the squares ---------------------
 template <class T, int V>
@@ -229,8 +230,7 @@ struct InputGradient {
   }
 };
 
-}  // namespace
-
+// scratch: column_scratch(2, channels) + 2·channels floats, here and below.
 template <class T>
 void batch_norm(const Grid& grid, const NormShape& s, const T* x, const T* residual, const float* gamma,
                 const float* beta, float* running_mean, float* running_variance, T* y, float* mean, float* inverse_std,
@@ -253,12 +253,16 @@ void batch_norm_inference(const Grid& grid, const NormShape& s, const T* x, cons
   normalise(grid, s, x, residual, {gamma, beta, mean, scratch}, y);
 }
 
+// Computes the y of batch_norm from the statistics that it stored.
 template <class T>
 void batch_norm_again(const Grid& grid, const NormShape& s, const T* x, const T* residual, const float* gamma,
                       const float* beta, const float* mean, const float* inverse_std, T* y) {
   normalise(grid, s, x, residual, {gamma, beta, mean, inverse_std}, y);
 }
 
+template <class T>
+using NormOutputs = tandem::NormOutputs<T, float>;
+// y may be null: the mask is then computed from x again. It is given for a ReLU after a residual.
 template <class T>
 void batch_norm_backward(const Grid& grid, const NormShape& s, const T* x, const T* y, const T* dy, const float* gamma,
                          const float* beta, const float* mean, const float* inverse_std, const NormOutputs<T>& out,
@@ -281,19 +285,5 @@ void batch_norm_backward(const Grid& grid, const NormShape& s, const T* x, const
       },
       x, y, dy, out.dx, out.dresidual, gamma, beta, mean, inverse_std, slope, constant);
 }
-
-#define TANDEM_NORM(T)                                                                                              \
-  template void batch_norm(const Grid&, const NormShape&, const T*, const T*, const float*, const float*, float*,   \
-                           float*, T*, float*, float*, float*);                                                     \
-  template void batch_norm_inference(const Grid&, const NormShape&, const T*, const T*, const float*, const float*, \
-                                     const float*, const float*, T*, float*);                                       \
-  template void batch_norm_again(const Grid&, const NormShape&, const T*, const T*, const float*, const float*,     \
-                                 const float*, const float*, T*);                                                   \
-  template void batch_norm_backward(const Grid&, const NormShape&, const T*, const T*, const T*, const float*,      \
-                                    const float*, const float*, const float*, const NormOutputs<T>&, float*);
-TANDEM_NORM(float)
-TANDEM_NORM(bf16)
-TANDEM_NORM(f16)
-#undef TANDEM_NORM
 
 }  // namespace tandem::cuda

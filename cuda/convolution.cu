@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <utility>
 
+#include "cuda/elements.h"
 #include "cuda/memory.h"
+#include "cuda/plain_convolution.h"
 
 namespace tandem::cuda {
 
