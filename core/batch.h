@@ -2,7 +2,9 @@
 #pragma once
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <string>
+#include <vector>
 
 #include "core/tensor.h"
 
@@ -18,9 +20,25 @@ struct Batch {
   std::int64_t index = 0;  // of this batch in its epoch, from 0
   std::int64_t epoch = 0;
   std::int64_t global = 0;  // pictures in this batch over all ranks: b / global is this rank's weight; 0: one rank
+  double own_weight = 0;    // this rank's weight, where it draws from pictures of its own; 0: as above
 
   std::int64_t size() const { return samples.defined() ? samples.size(0) : 0; }
   std::int64_t over_ranks() const { return global > 0 ? global : size(); }
+  double weight() const { return own_weight > 0 ? own_weight : double(size()) / double(over_ranks()); }
+};
+
+// Workers that draw each from pictures of its own (datasets/partition.h).
+struct Parts {
+  std::string name = {};                           // "dirichlet:alpha=0.5 among 4 workers"
+  std::vector<std::vector<double>> pictures = {};  // of each worker and class; empty: all draw from all pictures
+  std::int64_t batch = 1;                          // pictures in a batch
+  std::uint64_t seed = 0;                          // of the run
+  std::int64_t of(int worker, std::size_t first = 0, std::size_t last = SIZE_MAX) const {  // of these classes
+    double sum = 0;
+    for (std::size_t c = first; c < pictures[worker].size() && c <= last; c++) sum += pictures[worker][c];
+    return std::int64_t(sum);
+  }
+  std::int64_t batches(int worker) const { return (of(worker) + batch - 1) / batch; }  // the last one may be smaller
 };
 
 class BatchSource {
@@ -42,6 +60,12 @@ class BatchSource {
   virtual Batch make(std::int64_t epoch, std::int64_t index) = 0;
   // The next make() will be for this batch: it may be made in advance.
   virtual void make_ahead(std::int64_t epoch, std::int64_t index) { (void)epoch, (void)index; }
+  // The parts of `workers` workers, and the batches of one of them, with 1/shares of the usual size. Null: see Parts.
+  virtual Parts parts([[maybe_unused]] int workers) const { return {}; }
+  virtual std::unique_ptr<BatchSource> part([[maybe_unused]] int worker, [[maybe_unused]] int workers,
+                                            [[maybe_unused]] int shares = 1) const {
+    return nullptr;
+  }
   // The data that a program needs to give a trained model further pictures, as text; saved with the weights.
   virtual std::map<std::string, std::string> description() const { return {}; }
 };

@@ -3,6 +3,7 @@
 // of ranks or threads, on the order of the work, or on whether the run was resumed.
 #pragma once
 #include <cstdint>
+#include <vector>
 
 #include "core/hd.h"
 
@@ -19,6 +20,8 @@ enum class Stream : std::uint32_t {
   mixup = 7,
   step_time = 8,
   classes = 9,
+  partition = 10,
+  participants = 11,
   dropout = 1000,
   own = 1u << 30  // streams of user programs begin at this number
 };
@@ -57,5 +60,12 @@ class Philox {
 
 // 24 random bits → [0, 1).
 TANDEM_HD inline float uniform(std::uint32_t word) { return float(word >> 8) * 0x1p-24f; }
+
+// The numbers 0 … n − 1 in a random order, by Fisher and Yates. Only the first `drawn` places are certain to be random.
+std::vector<std::int32_t> permutation(std::int64_t n, const Philox& random, std::int64_t drawn = INT64_MAX);
+// A draw from the Gamma distribution of this shape with mean 1; shape 0: always 1.
+double gamma_draw(double shape, const Philox& random);
+// The logarithm of a draw from the Gamma distribution of this shape, above 0, and scale 1. It is finite for any shape.
+double log_gamma_draw(double shape, const Philox& random);
 
 }  // namespace tandem

@@ -262,16 +262,9 @@ void measure(Dataset& data) {
   data.test.std = data.train.std;
 }
 
-// The first steps of a Fisher-Yates shuffle draw `held_back` different numbers.
 std::pair<std::vector<std::int32_t>, std::vector<std::int32_t>> hold_back(std::int64_t n, std::int64_t held_back,
                                                                           std::uint64_t seed) {
-  std::vector<std::int32_t> order(n);
-  std::iota(order.begin(), order.end(), 0);
-  Philox random(seed, Stream::split);
-  for (std::int64_t i = 0; i < held_back; i++) {
-    std::int64_t j = i + std::int64_t((std::uint64_t{random.word(std::uint32_t(i))} * std::uint64_t(n - i)) >> 32);
-    std::swap(order[i], order[j]);
-  }
+  const std::vector<std::int32_t> order = permutation(n, Philox(seed, Stream::split), held_back);
   std::vector<std::int32_t> rest(order.begin() + held_back, order.end()),
       held(order.begin(), order.begin() + held_back);
   std::sort(rest.begin(), rest.end());

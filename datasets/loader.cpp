@@ -3,29 +3,12 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <numeric>
 
 namespace tandem {
 
 // ---- the epoch ------------------------------------------------------------------------------------------------------
-std::vector<std::int32_t> shuffled(std::int64_t n, std::uint64_t seed, std::int64_t epoch) {
-  std::vector<std::int32_t> order(n);
-  std::iota(order.begin(), order.end(), 0);
-  Philox random(seed, Stream::shuffle, std::uint32_t(epoch));
-  Words words{};
-  for (std::int64_t i = 0; i + 1 < n; i++) {  // Fisher-Yates
-    if (i % 4 == 0) words = random.block(std::uint32_t(i / 4));
-    std::int64_t j = i + std::int64_t((words.w[i % 4] * std::uint64_t(n - i)) >> 32);
-    std::swap(order[i], order[j]);
-  }
-  return order;
-}
-
 std::vector<std::int32_t> epoch_order(std::int64_t n, bool shuffle, std::uint64_t seed, std::int64_t epoch) {
-  if (shuffle) return shuffled(n, seed, epoch);
-  std::vector<std::int32_t> order(n);
-  std::iota(order.begin(), order.end(), 0);
-  return order;
+  return permutation(n, Philox(seed, Stream::shuffle, std::uint32_t(epoch)), shuffle ? n : 0);
 }
 
 Cut::Cut(std::int64_t pictures, std::int64_t batch, int world, bool drop_last)
@@ -75,7 +58,7 @@ BatchWork batch_work(const Pictures& p, const Tensor& images, const Tensor& labe
   return work;
 }
 
-Loader::Loader(const Pictures& pictures, LoaderOptions options, Backend& backend)
+Loader::Loader(const Pictures& pictures, LoaderOptions options, Backend& backend, const Loader* whole)
     : pictures_(pictures), options_(std::move(options)), backend_(backend), cut_(1, 1, 1, false) {
   check(pictures_);
   const LoaderOptions& o = options_;
@@ -95,15 +78,41 @@ Loader::Loader(const Pictures& pictures, LoaderOptions options, Backend& backend
   if (backend.on_device()) {
     options_.prefetch = 0;
     MemoryUse use(Use::data);
-    images_ = pictures_.images.to(backend);
-    labels_ = pictures_.labels.to(backend);
-    device_order_ = Tensor(backend, {pictures_.count()}, DType::i32);
+    images_ = whole ? whole->images_ : pictures_.images.to(backend);
+    labels_ = whole ? whole->labels_ : pictures_.labels.to(backend);
+    device_order_ = Tensor(backend, {count()}, DType::i32);
   } else {
     images_ = pictures_.images;
     labels_ = pictures_.labels;
   }
   work_ = batch_work(pictures_, images_, labels_, options_);
   share(o.rank, o.world);
+}
+
+std::vector<Part> Loader::all_parts(int workers) const {
+  const std::span<const std::int32_t> labels(pictures_.labels.data<std::int32_t>(), std::size_t(pictures_.count()));
+  return parts_of(options_.partition, labels, pictures_.classes, workers, options_.seed);
+}
+
+Parts Loader::parts(int workers) const {
+  if (options_.partition.kind == Partition::Kind::shared) return {};
+  Parts parts{.name = options_.partition.name() + " among " + std::to_string(workers) + " workers",
+              .batch = options_.batch,
+              .seed = options_.seed};
+  for (const Part& part : all_parts(workers)) {
+    parts.pictures.emplace_back(std::size_t(pictures_.classes));
+    for (std::int32_t i : part) parts.pictures.back()[std::size_t(pictures_.labels.data<std::int32_t>()[i])]++;
+  }
+  return parts;
+}
+
+std::unique_ptr<BatchSource> Loader::part(int worker, int workers, int shares) const {
+  if (options_.partition.kind == Partition::Kind::shared) return nullptr;
+  LoaderOptions own = options_;
+  own.only = std::move(all_parts(workers)[std::size_t(worker)]);
+  own.batch = (own.batch + shares - 1) / shares;
+  own.drop_last = false;
+  return std::make_unique<Loader>(pictures_, std::move(own), backend_, this);
 }
 
 void Loader::share(int rank, int world) {
@@ -117,13 +126,13 @@ void Loader::share(int rank, int world) {
            " ranks: a rank would have no picture: use a larger --batch, or fewer ranks");
   o.rank = rank;
   o.world = world;
-  cut_ = Cut(pictures_.count(), batch, world, o.drop_last);
+  cut_ = Cut(count(), batch, world, o.drop_last);
   if (cut_.batches == 0)
-    refuse(who, ": ", pictures_.count(), pictures_.count() == 1 ? " picture does" : " pictures do",
-           " not fill a batch of ", o.drop_last ? batch : world, world > 1 ? " over all ranks" : "",
+    refuse(who, ": ", count(), count() == 1 ? " picture does" : " pictures do", " not fill a batch of ",
+           o.drop_last ? batch : world, world > 1 ? " over all ranks" : "",
            o.batch_per_rank > 0 ? ": use a smaller --batch-per-rank or --val" : ": use a smaller --batch or --val",
            world > 1 ? ", or fewer ranks" : "");
-  most_ = (std::min(batch, pictures_.count()) + world - 1) / world;
+  most_ = (std::min(batch, count()) + world - 1) / world;
   epoch_ = -1;
   order_.clear();
   memory_.clear();
@@ -153,6 +162,12 @@ void Loader::rest() {
   made_ = given_ = cut_.batches;
   memory_.clear();
   ring_.clear();
+}
+
+std::vector<std::int32_t> Loader::order_of(std::int64_t epoch) const {
+  std::vector<std::int32_t> order = epoch_order(count(), options_.shuffle, options_.seed, epoch);
+  for (std::int32_t& i : order) i = options_.only.empty() ? i : options_.only[std::size_t(i)];
+  return order;
 }
 
 // `order` points to the batch's first picture. The batch is the used part of `memory`.
@@ -187,8 +202,7 @@ void Loader::start(std::int64_t epoch, std::int64_t first) {
           ": cannot start epoch ", epoch, " at batch ", first, " of ", cut_.batches);
   halt();
   if (memory_.empty()) take_memory();
-  if (epoch != epoch_ || order_.empty())
-    order_ = epoch_order(pictures_.count(), options_.shuffle, options_.seed, epoch);
+  if (epoch != epoch_ || order_.empty()) order_ = order_of(epoch);
   order_pointer_ = order_.data();
   if (backend_.on_device()) {
     backend_.upload(device_order_.raw_write(), order_.data(), device_order_.bytes());
@@ -284,7 +298,7 @@ Batch Loader::make_here(std::int64_t epoch, std::int64_t index) {
   require(epoch >= 0 && epoch <= UINT32_MAX && index >= 0 && index < cut_.batches, "loader of ", pictures_.name,
           ": there is no batch ", index, " in epoch ", epoch, ", which has ", cut_.batches);
   if (epoch != epoch_ && epoch != made_epoch_) {
-    made_order_ = epoch_order(pictures_.count(), options_.shuffle, options_.seed, epoch);
+    made_order_ = order_of(epoch);
     made_epoch_ = epoch;
   }
   auto [first, last] = cut_.share(index, options_.rank);

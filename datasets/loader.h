@@ -20,6 +20,7 @@
 #include "core/random.h"
 #include "core/trace/trace.h"
 #include "datasets/dataset.h"
+#include "datasets/partition.h"
 
 namespace tandem {
 
@@ -47,7 +48,9 @@ struct LoaderOptions {
   bool drop_last = false;  // leave out the pictures that do not fill a last batch
   std::uint64_t seed = 0;
   int rank = 0, world = 1;
-  int prefetch = 2;  // batches that a thread makes in advance; 0: next() makes them, on the backend's threads
+  int prefetch = 2;          // batches that a thread makes in advance; 0: next() makes them, on the backend's threads
+  Partition partition = {};  // among workers, each of which has a part() of the pictures
+  Part only = {};            // draws from these pictures; empty: from all
   std::function<void(Batch&)> transform = {};  // changes each batch once it is made, in the thread that made it
 };
 
@@ -66,7 +69,6 @@ struct Cut {
 };
 
 // The order of n pictures in an epoch: the same for every rank.
-std::vector<std::int32_t> shuffled(std::int64_t n, std::uint64_t seed, std::int64_t epoch);
 std::vector<std::int32_t> epoch_order(std::int64_t n, bool shuffle, std::uint64_t seed, std::int64_t epoch);
 
 // The crop of a padded picture: output (y, x) is input (y + dy, x' + dx), where x' is x or, if the picture is mirrored,
@@ -128,7 +130,8 @@ void mix_pairs(Backend& backend, Batch& batch);
 class Loader final : public BatchSource {
  public:
   // Throws when the pictures are not consistent, or when the options give no batch.
-  Loader(const Pictures& pictures, LoaderOptions options, Backend& backend);
+  // whole: a loader of the same pictures, which are on the device already.
+  Loader(const Pictures& pictures, LoaderOptions options, Backend& backend, const Loader* whole = nullptr);
   ~Loader() override;
   Loader(const Loader&) = delete;
   Loader& operator=(const Loader&) = delete;
@@ -149,12 +152,17 @@ class Loader final : public BatchSource {
   bool grows_with_ranks() const override { return options_.batch_per_rank > 0; }
   std::int64_t batches_per_epoch() const override { return cut_.batches; }
   std::int64_t pictures_per_epoch() const override { return cut_.begin(cut_.batches); }  // over all ranks
+  Parts parts(int workers) const override;
+  std::unique_ptr<BatchSource> part(int worker, int workers, int shares) const override;
   std::map<std::string, std::string> description() const override { return tandem::description(pictures_); }
   const Pictures& pictures() const { return pictures_; }
   const LoaderOptions& options() const { return options_; }
 
  private:
   void halt();
+  std::int64_t count() const { return options_.only.empty() ? pictures_.count() : std::int64_t(options_.only.size()); }
+  std::vector<Part> all_parts(int workers) const;
+  std::vector<std::int32_t> order_of(std::int64_t epoch) const;
   Batch make_here(std::int64_t epoch, std::int64_t index);
   void work_ahead(std::int64_t first, Trace* trace);
   Batch allocate() const;

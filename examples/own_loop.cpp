@@ -46,7 +46,7 @@ int main(int argc, char** argv) {
         Variable logits = model(Variable(batch.images));
         Variable loss = cross_entropy(logits, batch.labels);
         flat.zero_gradients();
-        flat.backward(loss, double(batch.size()) / double(batch.over_ranks()));  // this rank's share of the mean
+        flat.backward(loss, batch.weight());  // this rank's share of the mean
         sgd.learning_rate(o.learning_rate * schedule.factor(double(at.step), all, per_epoch));
         // Throws NotFinite when the loss or a gradient is none; the weights are then as before
         strategy->step(sgd, loss);

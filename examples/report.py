@@ -161,7 +161,7 @@ def flattened(line, prefix=""):
     for name, value in line.items():
         if isinstance(value, dict):
             yield from flattened(value, prefix + name + ".")
-        elif prefix or name not in ("event", "run"):
+        elif prefix or name not in ("event", "run", "pictures_of_workers"):
             yield prefix + name, shown(value)
 
 
@@ -227,12 +227,50 @@ def draw_training(runs):
     return figure
 
 
+def rectangle(value):
+    """The rows of numbers of a table, all as long as the first; [] where it is none."""
+    rows = value if isinstance(value, list) else []
+    good = all(isinstance(row, list) and row and len(row) == len(rows[0]) and
+               all(isinstance(v, float) and math.isfinite(v) for v in row) for row in rows)
+    return rows if good else []
+
+
+def draw_classes(runs):
+    """The pictures of each worker and class as a map, where workers have parts; the last accuracy of each class."""
+    maps = [(run, rectangle(line.get("pictures_of_workers"))) for run in runs
+            for line in (run.lines["start"] + run.lines["resume"])[:1]]
+    maps = [(run, rows) for run, rows in maps if rows]
+    accuracies = [(run, line["class_accuracy"]) for run in runs for line in run.lines["epoch"][-1:]
+                  if isinstance(line.get("class_accuracy"), list)]
+    if not maps and not accuracies:
+        return None
+    figure, axes = pyplot.subplots(1, len(maps) + bool(accuracies), squeeze=False,
+                                   figsize=(12, 3.6 if len(maps) < 2 else 3))
+    for ax, (run, rows) in zip(axes[0], maps):
+        ax.imshow(rows, cmap="Blues", aspect="auto", vmin=0)
+        ax.set(title=printable(f"Pictures, {run.label}"), xlabel="class", ylabel="worker")
+        ax.grid(False)
+        for (worker, row) in enumerate(rows if len(rows) * len(rows[0]) <= 200 else []):
+            for c, n in enumerate(row):
+                ax.text(c, worker, f"{n:.0f}", ha="center", va="center", fontsize=6,
+                        color="white" if n > 0.6 * max(map(max, rows)) else "black")
+    for i, (run, values) in enumerate(accuracies):
+        shares = [100 * v if isinstance(v, float) else math.nan for v in values]
+        axes[0][-1].plot(shares, "o-", color=f"C{i % 10}", label=printable(run.label))
+    if accuracies:
+        axes[0][-1].set(title="Accuracy of each class in %, at the end", xlabel="class", ylim=(0, 100))
+        axes[0][-1].legend(fontsize=8)
+    return figure
+
+
 def training_section(runs):
     filled = {name: [value(run) for run in runs] for name, value in COLUMNS.items()}
     filled = {name: cells for name, cells in filled.items() if set(cells) != {"–"}}
     rows = [([run.label] + [cells[i] for cells in filled.values()], False) for i, run in enumerate(runs)]
     figure = draw_training(runs)
     body = "<h2>After the last epoch</h2>\n" + table(["run", *filled], rows) + (picture(figure) if figure else "")
+    classes = draw_classes(runs)
+    body += "<h2>Classes and workers</h2>\n" + picture(classes) if classes else ""
     options = [dict(flattened((run.lines["start"] + run.lines["resume"] + [{}])[0])) for run in runs]
     rows = []
     for name in dict.fromkeys(name for one in options for name in one):

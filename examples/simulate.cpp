@@ -31,11 +31,11 @@ double number(const std::string& option, const std::string& text, double low) {
 struct Output {
   bool json = false, dry_run = false;
   std::string evaluate_on = {};  // test, held-out; empty: both
+  std::string slow = {};
 };
 
 RunConfig options(int argc, char** argv, SimulatorOptions& s, Output& out) {
   VirtualCluster& c = s.cluster;
-  std::string slow;
   RunConfig o = parse_options(
       argc, argv, "Simulates asynchronous training by many workers.",
       {.data_set = "fashion-mnist",
@@ -47,13 +47,13 @@ RunConfig options(int argc, char** argv, SimulatorOptions& s, Output& out) {
        .nesterov = false,
        .threads = 1,
        .deterministic = true},
-      {"--data",    "--data-set",   "--size",     "--skip-broken", "--model",        "--epochs",
-       "--batch",   "--lr",         "--schedule", "--momentum",    "--weight-decay", "--label-smoothing",
-       "--augment", "--no-augment", "--cutout",   "--mixup",       "--seed",         "--device",
-       "--dtype",   "--threads",    "--val",      "--metrics"},
+      {"--data",    "--data-set",  "--size",     "--skip-broken",  "--model",           "--epochs",  "--batch",
+       "--lr",      "--schedule",  "--momentum", "--weight-decay", "--label-smoothing", "--augment", "--no-augment",
+       "--cutout",  "--mixup",     "--seed",     "--device",       "--dtype",           "--threads", "--val",
+       "--metrics", "--partition", "--mean",     "--std"},
       {{"--strategy",
         "an update rule, ssp:3, bsp, ringmaster:R=4, fedbuff:B=4, rennala:B=4, all-reduce, local-sgd:8, "
-        "post-local-sgd:8, cocod-sgd:8, easgd:8 or outer:H=8",
+        "post-local-sgd:8, cocod-sgd:8, easgd:8, outer:H=8, or with --partition fedavg, fedprox, scaffold or fednova",
         s.strategy, [&](const std::string& v) { s.strategy = v; }},
        {"--workers", "how many", "8",
         [&](const std::string& v) {
@@ -65,8 +65,10 @@ RunConfig options(int argc, char** argv, SimulatorOptions& s, Output& out) {
         [&](const std::string& v) { c.compute = number("--compute", v, 0) / 1e3; }},
        {"--shape", "of the Gamma distribution of that time: the smaller, the more it varies (0: not at all)", "100",
         [&](const std::string& v) { c.shape = number("--shape", v, 0); }},
-       {"--slow", "WORKER:FACTOR,…: workers whose steps take so many times as long; half:4: the second half of them",
-        "", [&](const std::string& v) { slow = v; }},
+       {"--slow",
+        "WORKER:FACTOR,…: workers whose steps take so many times as long; half:4: the second half of them; "
+        "classes:0-4:4: those with most of their pictures in these classes",
+        "", [&](const std::string& v) { out.slow = v; }},
        {"--latency", "milliseconds of a message", "0",
         [&](const std::string& v) { c.latency = number("--latency", v, 0) / 1e3; }},
        {"--bandwidth", "Gbit/s of each worker's link (0: no limit)", "0",
@@ -84,12 +86,12 @@ RunConfig options(int argc, char** argv, SimulatorOptions& s, Output& out) {
         [&](const std::string&) { out.json = true; }, true},
        {"--dry-run", "only checks the options, and says as JSON whether the strategy's rule keeps a momentum", "",
         [&](const std::string&) { out.dry_run = true; }, true}});
-  c.slower = parse_slower(slow, c.workers);
   s.epochs = o.epochs;
   s.schedule = Schedule::parse(o.schedule);
   s.seed = o.seed;
   s.metrics = o.metrics;
   s.settings = settings_of(o, OptionSpec::Decides::program);
+  if (o.partition != "shared") s.settings.push_back({"--partition", o.partition});
   s.progress = !out.json;
   check_simulation(s);
   if (out.evaluate_on == "held-out" && o.val == 0)
@@ -142,7 +144,8 @@ std::string json_of(const RunConfig& o, const SimulatorOptions& s, const Simulat
         std::string(r.evaluations.back().test_accuracy ? ",\"test\":" : ",\"validation\":") + exact(accuracies.back());
   line += ",\"evaluations\":{\"epoch\":" + listed("[]", epochs, exact) +
           ",\"seconds\":" + listed("[]", seconds, exact) + ",\"accuracy\":" + listed("[]", accuracies, exact) +
-          "},\"delays\":" + listed("[]", r.delays, [](std::int64_t n) { return std::to_string(n); }) +
+          "},\"class_accuracy\":" + listed("[]", r.class_accuracy, json_number) +
+          ",\"delays\":" + listed("[]", r.delays, [](std::int64_t n) { return std::to_string(n); }) +
           ",\"participation\":" + json_number(r.participation) + ",\"dropped\":" + std::to_string(r.dropped) +
           ",\"refused\":" + std::to_string(r.refused) + ",\"gap\":" + json_number(r.gap) +
           ",\"correction\":" + json_number(r.correction) + ",\"wall_seconds\":" + json_number(wall_seconds);
@@ -198,6 +201,7 @@ int main(int argc, char** argv) {
     Dataset data = load_dataset(o.data_set, o.data, o.folder);
     const auto began = Clock::now();
     Loaders loaders(data, o, *backend);
+    s.cluster.slower = parse_slower(out.slow, s.cluster.workers, loaders.train.parts(s.cluster.workers));
     FitData looks = loaders;
     if (out.evaluate_on == "held-out") looks.test = nullptr;
     if (out.evaluate_on == "test") looks.validation = nullptr;

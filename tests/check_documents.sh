@@ -61,7 +61,7 @@ done 3<"$there/commands"
 # The code that stands beside the formulas is that of the sources.
 awk '/^```/ { code = !code; next } code && !/…/ { sub(/^ +/, ""); print }' dist/FORMULAS.md >"$there/code"
 while IFS= read -r line <&3; do
-  grep -qF -- "$line" dist/strategies/*.cpp dist/server/rules.cpp examples/course/*/solution.h tests/naive.h tests/test_dist_rounds.cpp || { echo "dist/FORMULAS.md: no source has: $line"; wrong=1; }
+  grep -qF -- "$line" dist/strategies/*.cpp dist/server/rules.cpp examples/course/*/solution.h tests/naive.h tests/test_dist_rounds.cpp tests/test_partition.cpp || { echo "dist/FORMULAS.md: no source has: $line"; wrong=1; }
 done 3<"$there/code"
 # The fields of a plan that are documented are those that are read.
 sed -n 's/^| `\([a-z_]*\)` |.*/\1/p' dist/lab/PLAN.md | sort -u >"$there/documented"

@@ -11,15 +11,15 @@ while read -r room most; do
   is=$(lines "$room")
   [ "$is" -le "$most" ] || { echo "$room has $is lines of code, more than its ceiling of $most"; wrong=1; }
 done <<'END'
-core 7098
+core 7157
 autograd 3575
-layers 6968
-datasets 2106
+layers 7142
+datasets 2238
 cuda 2706
-dist 12516
-examples 1230
+dist 12922
+examples 1234
 examples/course 1200
-tests 24175
+tests 23703
 END
 if clang-format --version 2>/dev/null | grep -q 'version 14\.'; then
   find core autograd layers datasets cuda dist examples tests -name '*.cpp' -o -name '*.h' -o -name '*.cu' |

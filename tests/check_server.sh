@@ -116,6 +116,32 @@ for strategy in outer:H=10+delayed-nesterov outer:H=10+quorum:2,grace=0.1 ddc-as
   ended 143
 done
 tail -n 4 "$there/metrics" | grep '"rank":1,' | grep -q '"exchanges":[1-9][0-9]' || complain "rank 1 did not come back: $(tail -n 4 "$there/metrics")"
+# A worker with pictures of its own takes them along, and brings them back.
+plain=$endless
+endless="$plain --partition dirichlet:0.5"
+begun 1 --restart 1 --strategy asgd
+kill -KILL "$victim"
+said 'the others go on without it and without its [0-9]* pictures, of classes [0-9]'
+said 'rank 1 on .* is back, with its [0-9]* pictures, of classes [0-9]'
+goes_on
+kill -TERM $launcher
+ended 143
+# Killed in a round over own epochs: the checkpoint has the weights before the round, and a resumed run begins it anew.
+rounds="$build/fashion_mnist --data $pictures --model mlp --batch 50 --lr 0.01 --partition dirichlet:0.5"
+endless="$rounds --epochs 100000 --checkpoint $there/rounds"
+begun 1 --strategy fedavg:epochs=2
+until grep -q '"event":"epoch"' "$there/metrics" || ! kill -0 $launcher; do sleep 0.1; done
+kill -KILL "$victim"
+ended 137
+said '^.0@.* rank 1 on .* has died'
+endless=$plain
+says 2 'the partition was dirichlet:alpha=0.5 among 3 workers and is dirichlet:alpha=0.5 among 2 workers' \
+  "$run" -n 2 --strategy fedavg:epochs=2 $rounds --epochs 40 --resume "$there/rounds"
+trains '3 ranks, fedavg:epochs=2' "$run" -n 3 --strategy fedavg:epochs=2 $rounds --epochs 40 --resume "$there/rounds"
+says 0 'stopped after step 60' "$run" -n 3 --strategy asgd $rounds --epochs 1 --stop-after 60 --checkpoint "$there/parts"
+trains '3 ranks, asgd' "$run" -n 3 --strategy asgd $rounds --epochs 1 --resume "$there/parts"
+trains '10 ranks, fedavg:epochs=1' "$run" -n 10 --strategy fedavg:epochs=1 ${rounds% *} classes:k=1 --epochs 2
+says 0 'no worker has pictures of class 9' "$run" -n 3 --strategy asgd ${rounds% *} classes:k=1 --epochs 1
 # Of machines, each leaves as a whole.
 for strategy in machines+ddc-asgd hybrid+ddc-asgd; do
   begun 3 -n 4 --hosts-as 2 --strategy $strategy

@@ -133,6 +133,17 @@ class Report(unittest.TestCase):
         self.page(self.file("killed.jsonl", START, epoch(1), END, resume))
         self.assertIn("no end line", self.printed)
 
+    def test_classes_of_workers_are_a_map(self):
+        run = self.file("parts.jsonl", START | {"pictures_of_workers": [[10, 0], [3, 7]]},
+                        epoch(1, class_accuracy=[0.5, None]), END)
+        figure = report.draw_classes([report.Run(run)])
+        pictures, accuracy = figure.axes
+        self.assertEqual(pictures.images[0].get_array().tolist(), [[10, 0], [3, 7]])
+        self.assertEqual(accuracy.lines[0].get_ydata()[0], 50)
+        self.assertTrue(math.isnan(accuracy.lines[0].get_ydata()[1]))
+        for bad in ([[1, 2], [3]], [], "no", [["x"]], [[math.nan]]):
+            self.assertEqual(report.rectangle(bad), [])
+
     def test_what_programs_write(self):
         if not os.path.exists(BUILD + "/fashion_mnist"):
             self.skipTest("no programs in " + BUILD)
@@ -143,7 +154,7 @@ class Report(unittest.TestCase):
             subprocess.run([f"{BUILD}/{command.split()[0]}", *command.split()[1:]], cwd=self.folder, check=True,
                            capture_output=True)
         self.shows(self.page("run.jsonl", "tuned.jsonl"), "The minibatch: tuned", "<td>32</td>")
-        self.assertEqual((self.printed, len(self.pictures)), ("", 2))
+        self.assertEqual((self.printed, len(self.pictures)), ("", 3))  # the second is the accuracy of each class
 
     def test_runs_of_the_recipe(self):
         logs = [LOGS + name + ".jsonl" for name in ("tandem_seed1", "torch_seed1", "torch_seed2")]

@@ -123,7 +123,7 @@ TEST_F(LoaderTest, RanksShareAnEpochExactlyOnce) {
     EXPECT_EQ(batches.size(), 1u);  // all ranks make the same number of steps
     for (auto& g : global) all.insert(all.end(), g.begin(), g.end());
     // Rank after rank, batch after batch: exactly the one shuffle.
-    std::vector<std::int32_t> order = shuffled(103, 7, 3);
+    std::vector<std::int32_t> order = epoch_order(103, true, 7, 3);
     EXPECT_EQ(all, std::vector<int>(order.begin(), order.end())) << world << " ranks";
     std::sort(all.begin(), all.end());
     for (int i = 0; i < 103; i++) ASSERT_EQ(all[i], i);
@@ -213,23 +213,23 @@ TEST(LoaderAhead, ABatchThatIsMadeAheadIsTheSameAndMadeElsewhere) {
 
 TEST(Shuffle, IsAPermutationOfSeedAndEpoch) {
   for (std::int64_t n : {1, 2, 5, 1000}) {
-    auto a = shuffled(n, 1, 2);
+    auto a = epoch_order(n, true, 1, 2);
     auto sorted = a;
     std::sort(sorted.begin(), sorted.end());
     for (std::int64_t i = 0; i < n; i++) EXPECT_EQ(sorted[i], i);
-    EXPECT_EQ(a, shuffled(n, 1, 2));
+    EXPECT_EQ(a, epoch_order(n, true, 1, 2));
   }
-  auto a = shuffled(1000, 1, 2);
-  EXPECT_NE(a, shuffled(1000, 1, 3));
-  EXPECT_NE(a, shuffled(1000, 2, 2));
-  EXPECT_NE(a, shuffled(1000, (std::uint64_t{1} << 32) + 1, 2));  // the seed's upper half counts
+  auto a = epoch_order(1000, true, 1, 2);
+  EXPECT_NE(a, epoch_order(1000, true, 1, 3));
+  EXPECT_NE(a, epoch_order(1000, true, 2, 2));
+  EXPECT_NE(a, epoch_order(1000, true, (std::uint64_t{1} << 32) + 1, 2));  // the seed's upper half counts
 }
 
 TEST(Shuffle, EveryPictureComesAnywhere) {
   const int n = 10, epochs = 4000;
   std::vector<std::vector<int>> count(n, std::vector<int>(n));
   for (int e = 0; e < epochs; e++) {
-    auto order = shuffled(n, 9, e);
+    auto order = epoch_order(n, true, 9, e);
     for (int i = 0; i < n; i++) count[i][order[i]]++;
   }
   double square = 0;  // chi-square with 81 degrees of freedom: 81 ± 12.7
@@ -309,7 +309,7 @@ TEST_F(LoaderTest, BothWaysGiveTheSameBits) {
       b.labels.fill(0);
       b.samples.fill(0);
       BatchWork work = batch_work(p, p.images, p.labels, o);
-      auto order = shuffled(50, o.seed, 4);
+      auto order = epoch_order(50, true, o.seed, 4);
       work.order = order.data();
       work.epoch = 4;
       make_batch(*host, work, b, 0);

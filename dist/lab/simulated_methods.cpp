@@ -10,6 +10,7 @@
 #include "dist/server/asynchrony.h"
 #include "dist/server/server_layout.h"
 #include "dist/strategies/averages.h"
+#include "dist/strategies/federated.h"
 #include "dist/strategies/local_steps.h"
 
 namespace tandem {
@@ -75,6 +76,7 @@ class ByServers : public Method {
       return;
     }
     const bool finite = s_.gradient(m, sent_[std::size_t(m)]);
+    if (synchronous_) add_scaled(s_.computed(), s_.computed(), s_.weight(m) - 1);
     if (finite && !synchronous_) s_.look(service_.shard(), m);
     service_.push(m, ++exchanges_[std::size_t(m)], of_means_ ? s_.computed().clone() : s_.computed(), finite,
                   sent_[std::size_t(m)]);
@@ -91,36 +93,58 @@ class ByServers : public Method {
 };
 
 // ---- workers that make their own steps ------------------------------------------------------------------------------
-// Each worker has weights and a velocity, makes H SGD steps, and then exchanges the result as in rounds.h. Under easgd
-// no worker waits. When a worker arrives, it and the centre are pulled to each other: x −= α(x − z), z += α(x − z),
-// α = 0.9/K (Zhang, Choromanska and LeCun 2015, the asynchronous form).
-class Local : public Method {
- public:
-  using Kind = RoundSteps::Kind;
-  Local(Simulation& s, const RoundSteps& how)
-      : s_(s),
-        how_(how),
-        rule_(make_rule("asgd-m")),
-        centre_(s.flat().values.clone()),
-        mean_(Tensor::like(centre_)),
-        scales_(learning_rate_scales(s.flat())),
-        workers_(std::size_t(s.workers())) {
-    if (how_.kind == Kind::outer) outer_velocity_ = Tensor::zeros(centre_.backend(), centre_.shape());
+class OwnSteps : public Method {
+ protected:
+  explicit OwnSteps(Simulation& s) : s_(s), workers_(std::size_t(s.workers())) {
     for (Worker& w : workers_) {
-      w.x = centre_.clone();
-      w.velocity = Tensor::zeros(centre_.backend(), centre_.shape());
-      if (how_.kind == Kind::cocod) w.exchanged = centre_.clone();
+      w.x = s.flat().values.clone();
+      w.velocity = Tensor::zeros(w.x.backend(), w.x.shape());
     }
   }
-
-  void arrived(int worker) override {
+  struct Worker {
+    Tensor x, velocity;
+    Tensor exchanged;                               // x as it was sent for the mean in flight
+    std::unique_ptr<RoundMethod> method = nullptr;  // of rounds over own epochs
+    std::int64_t made = 0;
+    bool waits = false;
+  };
+  // A step of SGD with momentum. False: the gradient was not finite.
+  bool step(int worker, const std::function<void(Tensor& g)>& change = {}) {
     Worker& w = workers_[std::size_t(worker)];
-    if (s_.gradient(worker, w.x))
+    const bool finite = s_.gradient(worker, w.x, change);
+    if (finite)
       rule_->push({.w = w.x.write<float>(),
                    .g = s_.computed().data<float>(),
                    .velocity = w.velocity.write<float>(),
                    .scales = scales_.data()},
-                  centre_.numel(), Hyper{.learning_rate = s_.rate(), .momentum = s_.momentum()});
+                  w.x.numel(), Hyper{.learning_rate = s_.rate(), .momentum = s_.momentum()});
+    return finite;
+  }
+
+  Simulation& s_;
+  std::vector<Worker> workers_;
+
+ private:
+  const std::unique_ptr<Rule> rule_ = make_rule("asgd-m");
+  const std::vector<float> scales_ = learning_rate_scales(s_.flat());
+};
+
+// Each worker has weights and a velocity, makes H SGD steps, and then exchanges the result as in rounds.h. Under easgd
+// no worker waits. When a worker arrives, it and the centre are pulled to each other: x −= α(x − z), z += α(x − z),
+// α = 0.9/K (Zhang, Choromanska and LeCun 2015, the asynchronous form).
+class Local : public OwnSteps {
+ public:
+  using Kind = RoundSteps::Kind;
+  Local(Simulation& s, const RoundSteps& how)
+      : OwnSteps(s), how_(how), centre_(s.flat().values.clone()), mean_(Tensor::like(centre_)) {
+    if (how_.kind == Kind::outer) outer_velocity_ = Tensor::zeros(centre_.backend(), centre_.shape());
+    for (Worker& w : workers_)
+      if (how_.kind == Kind::cocod) w.exchanged = centre_.clone();
+  }
+
+  void arrived(int worker) override {
+    Worker& w = workers_[std::size_t(worker)];
+    step(worker);
     const std::int64_t until = how_.kind == Kind::post_local && !s_.past_first_decay() ? 1 : how_.every.steps;
     if (++w.made < until) {
       s_.start(worker, s_.now());
@@ -146,16 +170,10 @@ class Local : public Method {
   }
 
  private:
-  struct Worker {
-    Tensor x, velocity;
-    Tensor exchanged;  // x as it was sent for the mean in flight
-    std::int64_t made = 0;
-    bool waits = false;
-  };
   template <class Of>
   void average(const Of& of) {
     mean_.fill(0);
-    for (const Worker& w : workers_) add_into(mean_, of(w));
+    for (int m = 0; m < s_.workers(); m++) add_scaled(mean_, of(workers_[std::size_t(m)]), s_.weight(m));
     join_mean(mean_, mean_, mean_, s_.workers());
   }
   void average_when_all_wait() {
@@ -183,13 +201,80 @@ class Local : public Method {
     }
   }
 
-  Simulation& s_;
-  RoundSteps how_;
-  std::unique_ptr<Rule> rule_;
+  const RoundSteps how_;
   Tensor centre_, mean_, outer_velocity_;
-  std::vector<float> scales_;
-  std::vector<Worker> workers_;
   double mean_ready_ = 0;
+};
+
+// ---- rounds over own epochs -----------------------------------------------------------------------------------------
+// federated.h: the workers that take part in a round begin it together, and the next one begins when all have ended it.
+// Running statistics are averaged step by step, as under the other methods.
+class OwnEpochs : public OwnSteps {
+ public:
+  OwnEpochs(Simulation& s, const Federated& how)
+      : OwnSteps(s), epochs_(how.epochs), theta_(s.flat().values.clone()), sent_(Tensor::like(theta_)) {
+    for (int m = 0; m < s.workers(); m++) {
+      Worker& w = workers_[std::size_t(m)];
+      w.method = federated_method(how);
+      w.method->join(s.part(m), sgd_);
+      w.method->allocate(s.flat());
+      w.method->equal(theta_);
+    }
+  }
+  const Tensor& weights() override { return theta_; }
+  bool begin() override {
+    begin_round();
+    return true;
+  }
+
+  void arrived(int worker) override {
+    Worker& w = workers_[std::size_t(worker)];
+    if (step(worker, [&](Tensor& g) { w.method->before_update(w.x, g); })) w.method->after_update(w.x, s_.rate());
+    s_.counts_as(0);
+    if (s_.part(worker)->more()) return s_.begin_step(worker, s_.now());
+    if (--under_way_ > 0) return;
+    merge();
+    s_.counts_as(epochs_);
+    if (!s_.over()) begin_round();
+  }
+
+ private:
+  void begin_round() {
+    for (int m = 0; m < s_.workers(); m++) {
+      Worker& w = workers_[std::size_t(m)];
+      s_.part(m)->start(begun_, 0);
+      w.method->begin_epoch(begun_, {});
+      w.velocity.fill(0);
+      if (!s_.part(m)->more()) continue;
+      under_way_++;
+      s_.begin_step(m, begun_ > 0 ? s_.now() + s_.all_reduce() : 0);
+    }
+    begun_ += epochs_;
+  }
+
+  void merge() {
+    for (bool again = true; again;) {
+      Tensor sum = Tensor::zeros(theta_.backend(), theta_.shape());
+      for (Worker& w : workers_) {
+        again = w.method->end({}).again;
+        Exchanged e{.x = w.x, .sum = sent_};
+        w.method->send(e);
+        add_into(sum, sent_);
+      }
+      for (Worker& w : workers_) {
+        Exchanged e{.x = w.x, .sum = sum};
+        w.method->merge(e);
+      }
+    }
+    theta_.copy_from(workers_[0].x);
+    for (Worker& w : workers_) w.method->equal(theta_);
+  }
+
+  const std::int64_t epochs_;
+  Tensor theta_, sent_;
+  SGD sgd_{{.momentum = s_.momentum()}};  // only describes the steps
+  int under_way_ = 0;                     // workers that have not ended the round
+  std::int64_t begun_ = 0;                // epochs
 };
 
 }  // namespace
@@ -204,10 +289,14 @@ int vectors_of_a_worker(const SimulatorOptions& options) {
     if (options.rule) refuse(text, " has no server that a rule could work for");
     return rounds->kind == Local::Kind::cocod ? 3 : 2;
   }
+  if (const auto rounds = Federated::parse(text)) {
+    if (options.rule) refuse(text, " has no server that a rule could work for");
+    return 3 + 3 * (rounds->kind == Federated::Kind::scaffold) + 2 * (rounds->server != Federated::Server::none);
+  }
   if (text != "all-reduce" && !Asynchrony::is_one(text))
     refuse("the simulator has no strategy '", text,
            "': choose all-reduce, local-sgd:STEPS, post-local-sgd:STEPS, cocod-sgd:STEPS, easgd:STEPS, ",
-           "outer:H=STEPS, ", listed(Asynchrony::names()));
+           "outer:H=STEPS, fedavg, fedprox, scaffold or fednova with epochs=EPOCHS, ", listed(Asynchrony::names()));
   const auto how = Asynchrony::parse(text == "all-reduce" ? "bsp" : text);
   how.check_workers(text, options.cluster.workers);
   const auto keeps = rule_of(options, how.rule)->keeps();
@@ -218,6 +307,7 @@ int vectors_of_a_worker(const SimulatorOptions& options) {
 std::unique_ptr<Method> make_method(Simulation& s, const std::string& text) {
   if (text == "all-reduce") return std::make_unique<ByServers>(s, Asynchrony::parse("bsp"), true);
   if (const auto how = RoundSteps::parse(text)) return std::make_unique<Local>(s, *how);
+  if (const auto how = Federated::parse(text)) return std::make_unique<OwnEpochs>(s, *how);
   return std::make_unique<ByServers>(s, Asynchrony::parse(text), false);
 }
 

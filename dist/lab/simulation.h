@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <queue>
@@ -13,6 +14,7 @@
 #include "dist/lab/simulator.h"
 #include "dist/server/shard_service.h"
 #include "layers/train/metrics.h"
+#include "layers/train/own_part.h"
 
 namespace tandem {
 
@@ -28,6 +30,7 @@ class Method {
  public:
   virtual ~Method() = default;
   virtual double way_there() const { return 0; }      // seconds from the end of a worker's gradient to its arrival
+  virtual bool begin() { return false; }              // starts the workers; false: all are to start
   virtual void arrived(int worker) = 0;               // a gradient has arrived
   virtual void visited(int worker) { (void)worker; }  // the visit that Simulation::visit() scheduled
   virtual const Tensor& weights() = 0;                // the weights to evaluate
@@ -44,6 +47,8 @@ class Simulation {
   // ---- what methods ask ---------------------------------------------------------------------------------------------
   int workers() const { return int(machines_.size()); }
   int active() const { return active_; }  // workers whose step is in progress, or which wait
+  OwnPart* part(int worker) { return machines_[std::size_t(worker)].part.get(); }  // null: draws from all pictures
+  bool over() const { return applied_ + computed_ >= batches_; }
   bool is_active(int worker) const { return !machines_[std::size_t(worker)].left; }
   double now() const { return now_; }
   double momentum() const { return given_.momentum; }
@@ -52,16 +57,18 @@ class Simulation {
   const FlatParameters& flat() const { return flat_; }
   bool past_first_decay() const;
   double rate() const {
-    return given_.learning_rate *
-           options_.schedule.factor(double(applied_), double(batches_), double(data_.train.batches_per_epoch()));
+    return given_.learning_rate * options_.schedule.factor(double(applied_), double(batches_), double(per_epoch_));
   }
   // Seconds in which a vector goes to the servers, or comes back; 1/K of it stays on the machine.
   double one_way() const { return lasts(1, 1); }
   // By recursive halving and doubling: the minimum number of messages, and as few bytes as a ring.
   double all_reduce() const { return lasts(2 * std::ceil(std::log2(workers())), 2); }
 
-  // Computes the gradient of this worker's batch at `weights`. False: it is not finite, and was counted.
-  bool gradient(int worker, const Tensor& weights);
+  // Computes the gradient of this worker's batch at `weights`; `change` is called before weight decay is added. False:
+  // it is not finite, and was counted.
+  bool gradient(int worker, const Tensor& weights, const std::function<void(Tensor& g)>& change = {});
+  // Of this worker in a sum that is divided by their number: n·p_i with parts, else 1.
+  double weight(int worker) { return part(worker) ? workers() * part(worker)->weight() : 1; }
   Tensor& computed() { return flat_.gradients; }
 
   // Records the delay of the gradient that was computed last, before it is pushed.
@@ -69,8 +76,12 @@ class Simulation {
 
   // At time `at` the worker begins its next step, with the current running statistics. If no batch is left, it leaves.
   void start(int worker, double at);
+  void begin_step(int worker, double at);                                             // also if no batch is left
   void again(int worker) { again_.push_back(machines_[std::size_t(worker)].lease); }  // its batch is trained once more
   void visit(int worker, double at) { events_.push({at, worker, true}); }
+
+  // The gradients that were computed now count as so many epochs of all workers.
+  void counts_as(std::int64_t epochs) { computed_ = epochs * per_epoch_; }
 
   // ---- the run ------------------------------------------------------------------------------------------------------
   SimulatorReport run(Method& method);
@@ -78,6 +89,7 @@ class Simulation {
  private:
   struct Machine {
     std::int64_t lease = 0;
+    std::unique_ptr<OwnPart> part = nullptr;
     std::uint32_t steps = 0;
     Tensor buffers;  // the running statistics that it received
     bool left = false;
@@ -103,10 +115,11 @@ class Simulation {
     model_.eval();
   }
 
-  std::int64_t ended_epochs() const { return applied_ / data_.train.batches_per_epoch(); }
+  std::int64_t ended_epochs() const { return applied_ / per_epoch_; }
+  std::int64_t reported_epochs() const { return report_.epochs.empty() ? 0 : report_.epochs.back().epoch; }
   // How many evaluations should have been made by now. If one update passes several moments, they count as one.
   double evaluation_moments() const {
-    const double at = double(applied_) / (options_.evaluate_every * double(data_.train.batches_per_epoch()));
+    const double at = double(applied_) / (options_.evaluate_every * double(per_epoch_));
     return std::floor(at + 1e-9) + (applied_ >= batches_);
   }
   bool evaluation_is_due() const { return evaluation_moments() > evaluated_; }
@@ -135,7 +148,7 @@ class Simulation {
   std::priority_queue<Event> events_;
   double now_ = 0, epoch_began_ = 0, loss_sum_ = 0, seen_ = 0, evaluated_ = 0;
   std::deque<std::int64_t> again_;  // leases
-  std::int64_t batches_ = 0, next_lease_ = 0, applied_ = 0, computed_ = 0, pushes_ = 0, looks_ = 0;
+  std::int64_t per_epoch_ = 0, batches_ = 0, next_lease_ = 0, applied_ = 0, computed_ = 0, pushes_ = 0, looks_ = 0;
   SimulatorReport report_;
 };
 

@@ -15,6 +15,7 @@
 #include "dist/lab/simulation.h"
 #include "dist/server/server.h"
 #include "dist/server/straggler_emulation.h"
+#include "dist/strategies/federated.h"
 
 namespace tandem {
 
@@ -39,29 +40,39 @@ Simulation::Simulation(Module& model, const Loss& loss, const SGDOptions& sgd, B
   machines_.resize(std::size_t(active_));
   for (Machine& m : machines_) m.buffers = flat_.buffers.clone();
   buffers_ = flat_.buffers.clone();
-  batches_ = data.train.batches_per_epoch() * options.epochs;
+  const auto rounds = Federated::parse(options.strategy);
+  OwnPartOptions own{.workers = active_};
+  if (rounds) own.epochs = rounds->epochs, own.sample = rounds->sample;
+  for (Machine& m : machines_) {
+    m.part = OwnPart::of(data.train, own);
+    if (m.part && !rounds) m.part->start(0, 0);
+    own.worker++;
+  }
+  per_epoch_ = part(0) ? part(0)->batches_per_epoch() : data.train.batches_per_epoch();
+  batches_ = per_epoch_ * options.epochs;
 }
 
 bool Simulation::past_first_decay() const {
   const auto& s = options_.schedule;
   const double epochs = s.every > 0 ? s.every : !s.milestones.empty() ? s.milestones[0] : options_.epochs / 2.0;
-  return double(applied_) >= epochs * double(data_.train.batches_per_epoch());
+  return double(applied_) >= epochs * double(per_epoch_);
 }
 
-bool Simulation::gradient(int worker, const Tensor& weights) {
+bool Simulation::gradient(int worker, const Tensor& weights, const std::function<void(Tensor& g)>& change) {
   Machine& m = machines_[std::size_t(worker)];
   flat_.values.copy_from(weights);
   flat_.count_writes(flat_.all());
   flat_.buffers.copy_from(m.buffers);
   const auto began = Clock::now();
-  const Batch batch =
-      data_.train.make(m.lease / data_.train.batches_per_epoch(), m.lease % data_.train.batches_per_epoch());
+  const std::int64_t in_epoch = data_.train.batches_per_epoch();
+  const Batch batch = m.part ? m.part->following() : data_.train.make(m.lease / in_epoch, m.lease % in_epoch);
   counters_->batch(batch);
   decays_.epoch(std::uint32_t(batch.epoch));
   model_.train();
   Variable l = batch_loss(loss_, model_(Variable(batch.images)), batch, &correct_);
   flat_.zero_gradients();
   flat_.backward(l);
+  if (change) change(flat_.gradients);
   report_.computing += seconds_since(began);
   decays_.measure(flat_.all(), false);
   decays_.check_gradients(&l.value());
@@ -100,6 +111,11 @@ void Simulation::start(int worker, double at) {
   }
   m.lease = again_.empty() ? next_lease_++ : again_.front();
   if (!again_.empty()) again_.pop_front();
+  begin_step(worker, at);
+}
+
+void Simulation::begin_step(int worker, double at) {
+  Machine& m = machines_[std::size_t(worker)];
   m.buffers.copy_from(buffers_);
   const VirtualCluster& c = options_.cluster;
   const auto slow = c.slower.find(worker);
@@ -112,16 +128,18 @@ SimulatorReport Simulation::run(Method& method) {
   method_ = &method;
   const std::string name = run_of(describe());
   MetricsFile metrics(options_.metrics, false, name);
-  metrics.write({{"event", std::string("start")},
-                 {"run", name},
-                 {"strategy", options_.strategy},
-                 {"parameters", flat_.parameters()},
-                 {"epochs", std::int64_t(options_.epochs)},
-                 {"batches_per_epoch", data_.train.batches_per_epoch()},
-                 {"ranks", std::int64_t(workers())},
-                 {"learning_rate", given_.learning_rate},
-                 {"seed", std::int64_t(options_.seed)}});
-  for (int m = 0; m < workers(); m++) start(m, 0);
+  metrics.write(
+      {{"event", std::string("start")},
+       {"run", name},
+       {"strategy", options_.strategy},
+       {"parameters", flat_.parameters()},
+       {"epochs", std::int64_t(options_.epochs)},
+       {"batches_per_epoch", per_epoch_},
+       {"ranks", std::int64_t(workers())},
+       {"learning_rate", given_.learning_rate},
+       {"seed", std::int64_t(options_.seed)},
+       {"pictures_of_workers", data_.train.parts(workers()).pictures}});  // [] where all draw from all pictures
+  for (int m = 0, begun = method.begin(); m < workers() && !begun; m++) start(m, 0);
   while (!events_.empty() && !report_.diverged && !report_.reached) {
     const Event e = events_.top();
     events_.pop();
@@ -131,10 +149,10 @@ SimulatorReport Simulation::run(Method& method) {
     else
       method.arrived(e.worker);
     applied_ += std::exchange(computed_, 0);  // only now: gradients computed together have one learning rate
-    const bool epoch_ends = ended_epochs() > std::int64_t(report_.epochs.size()), evaluates = evaluation_is_due();
+    const bool epoch_ends = ended_epochs() > reported_epochs(), evaluates = evaluation_is_due();
     if (epoch_ends || evaluates) show();
     const Evaluations v = evaluates ? evaluate_now(metrics) : Evaluations{};
-    while (ended_epochs() > std::int64_t(report_.epochs.size())) end_epoch(metrics, v);
+    if (epoch_ends) end_epoch(metrics, v);
   }
   end(metrics);
   return std::move(report_);
@@ -153,7 +171,7 @@ Simulation::Evaluations Simulation::evaluate_now(MetricsFile& metrics) {
   if (data_.test) v.test = evaluate(model_, *data_.test);
   if (!v.validation && !v.test) return v;
   report_.reached = (v.test ? v.test : v.validation)->accuracy >= options_.until;
-  const double epoch = double(applied_) / double(data_.train.batches_per_epoch());
+  const double epoch = double(applied_) / double(per_epoch_);
   report_.evaluations.push_back({.epoch = epoch, .seconds = now_});
   MetricFields fields{{"event", std::string("evaluation")}, {"epoch", epoch}, {"seconds", now_}};
   const auto add = [&](const std::optional<Evaluation>& e, const char* name, std::optional<double>& accuracy) {
@@ -161,13 +179,16 @@ Simulation::Evaluations Simulation::evaluate_now(MetricsFile& metrics) {
   };
   add(v.validation, "validation_accuracy", report_.evaluations.back().validation_accuracy);
   add(v.test, "test_accuracy", report_.evaluations.back().test_accuracy);
+  report_.class_accuracy = (v.test ? v.test : v.validation)->class_accuracy;
+  fields.push_back({"class_accuracy", report_.class_accuracy});
   // Only if no epoch ends now: the line of an epoch has them
-  if (ended_epochs() == std::int64_t(report_.epochs.size())) metrics.write(fields);
+  if (ended_epochs() == reported_epochs()) metrics.write(fields);
   return v;
 }
 
 void Simulation::end_epoch(MetricsFile& metrics, const Evaluations& v) {
-  EpochReport e{.epoch = int(report_.epochs.size()) + 1,
+  EpochReport e{.epoch = int(ended_epochs()),
+                .first = int(reported_epochs()) + 1,
                 .train_loss = loss_sum_ / seen_,
                 .learning_rate = rate(),
                 .train_accuracy = correct_.item() / seen_,
@@ -181,6 +202,7 @@ void Simulation::end_epoch(MetricsFile& metrics, const Evaluations& v) {
     e.test_loss = v.test->loss;
     e.test_accuracy = v.test->accuracy;
   }
+  e.class_accuracy = report_.class_accuracy;
   metrics.write(fields_of(e));
   if (options_.progress) std::fprintf(stderr, "%s\n", line_of(e, options_.epochs).c_str());
   report_.epochs.push_back(e);

@@ -48,17 +48,18 @@ struct SimulatorReport {
     double epoch = 0, seconds = 0;  // virtual, since the start
     std::optional<double> validation_accuracy{}, test_accuracy{};
   };
-  std::vector<EpochReport> epochs;   // seconds are virtual
-  std::vector<Point> evaluations;    // in the order of time, at least one update apart
-  double seconds = 0;                // virtual, of the whole run
-  std::vector<std::int64_t> delays;  // delays[τ]: pushes with delay τ
-  double gap = 0;                    // mean ‖w_now − w_sent‖/√P at a push
-  double correction = 0;             // mean ‖c‖/‖g‖
-  std::int64_t dropped = 0;          // pushes that were too late; their batches were trained again
-  double participation = 1;          // the fraction of pushes that were applied
-  std::int64_t refused = 0;          // pushes with a value that is not finite
-  bool reached = false;              // SimulatorOptions::until
-  bool diverged = false;             // consecutive refused pushes ended the run
+  std::vector<EpochReport> epochs;     // seconds are virtual
+  std::vector<Point> evaluations;      // in the order of time, at least one update apart
+  std::vector<double> class_accuracy;  // of the last evaluation
+  double seconds = 0;                  // virtual, of the whole run
+  std::vector<std::int64_t> delays;    // delays[τ]: pushes with delay τ
+  double gap = 0;                      // mean ‖w_now − w_sent‖/√P at a push
+  double correction = 0;               // mean ‖c‖/‖g‖
+  std::int64_t dropped = 0;            // pushes that were too late; their batches were trained again
+  double participation = 1;            // the fraction of pushes that were applied
+  std::int64_t refused = 0;            // pushes with a value that is not finite
+  bool reached = false;                // SimulatorOptions::until
+  bool diverged = false;               // consecutive refused pushes ended the run
   double computing = 0;  // seconds, not virtual, in which this process loaded batches and computed gradients
 };
 

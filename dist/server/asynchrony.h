@@ -63,6 +63,8 @@ struct ServerOptions {
   double snapshots = 10;     // minimum seconds between two snapshots; 0: none
   std::uint64_t memory = 0;  // bytes that this rank has for snapshots; 0: unknown
   bool record = false;       // record the order of events
+  // Where workers have pictures of their own: which are lost with one, "its 600 pictures, of classes 0, 4"
+  std::function<std::string(int worker)> data_of = {};
 };
 
 // Throws UsageError if no rank would train. Call it before the rendezvous if possible.

@@ -8,7 +8,7 @@
 #include <string>
 #include <utility>
 
-#include "core/batch.h"
+#include "layers/train/own_part.h"
 
 namespace tandem {
 
@@ -22,12 +22,14 @@ class LeasedBatches : public BatchSource {
     std::function<std::int64_t()> count = {};  // consecutive leases that draw() returned at once; empty: one
   };
   // shares: leases per step. part of parts: this rank trains part `part` of `parts` of a lease.
+  // `all` may be a worker's own part: its batches then take the place of those that the leases number.
   LeasedBatches(BatchSource& all, int shares, int accumulate, WorkLeases leases, int part = 0, int parts = 1);
 
   void share(int, int) override {}
   bool grows_with_ranks() const override { return all_.grows_with_ranks(); }
   std::int64_t batches_per_epoch() const override { return per_epoch_; }
   std::int64_t pictures_per_epoch() const override { return all_.pictures_per_epoch(); }
+  Parts parts(int workers) const override { return all_.parts(workers); }
   void start(std::int64_t epoch, std::int64_t first) override;
   bool next(Batch& batch) override;
   Batch make(std::int64_t epoch, std::int64_t index) override { return all_.make(epoch, index); }
@@ -51,11 +53,13 @@ class LeasedBatches : public BatchSource {
   }
 
   BatchSource& all_;
+  OwnPart* own_;  // all_, if it is one
   WorkLeases leases_;
   std::int64_t shares_, accumulate_, part_, parts_, per_epoch_, epoch_ = 0, share_ = 0, samples_ = 0;
   std::optional<std::int64_t> lease_;
   std::int64_t next_ = 0, batches_ = 1;  // counted in batches of the lease
   bool ahead_ = false;                   // the next batch is being prepared
+  bool begun_ = false;                   // the own part, which goes on without end
 };
 
 }  // namespace tandem

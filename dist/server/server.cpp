@@ -34,12 +34,12 @@ ServerNode::ServerNode(std::unique_ptr<Channel> channel, double deadline, Notify
        .shared = [this](int from, const MessageHeader& h, std::span<std::byte> b) { arrived(from, h, b, true); },
        .lost =
            [this](int rank, const std::string& why) {
-             notify(why + ": the others go on without it");
+             notify(why + ": the others go on without it" + data_of(rank, " and without "));
              lost(rank);
            },
        .returned =
            [this](int rank, std::uint64_t) {
-             notify(channel_->where(rank) + " is back");
+             notify(channel_->where(rank) + " is back" + data_of(rank, ", with "));
              returned(rank);
            }});
   thread_ = std::thread([this] { run(); });
@@ -282,6 +282,10 @@ void ServerNode::run() {
 // Only until the run is over: after that it is normal that ranks leave.
 void ServerNode::notify(const std::string& what) const {
   if (coordinator_ && notify_ && !over_received_) notify_(what);
+}
+std::string ServerNode::data_of(int rank, const std::string& before) const {
+  const bool parts = ready_ && layout_->options.data_of && rank < workers();
+  return parts ? before + layout_->options.data_of(rank) : "";
 }
 void ServerNode::report_refusals() const {
   std::string all;

@@ -163,6 +163,7 @@ class ServerNode {
   void run();
   double look_around();
   void notify(const std::string& what) const;
+  std::string data_of(int rank, const std::string& before) const;  // ServerOptions::data_of; empty: none of its own
   void report_refusals() const;
   void report_waiting(const std::string& at_the_end = {});
   void look_for_standstill();

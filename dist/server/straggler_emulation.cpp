@@ -2,7 +2,7 @@
 
 #include <chrono>
 #include <cmath>
-#include <numbers>
+#include <cstdio>
 #include <sstream>
 #include <thread>
 
@@ -10,20 +10,6 @@
 #include "core/text.h"
 
 namespace tandem {
-
-// Marsaglia and Tsang 2000.
-double gamma_draw(double shape, const Philox& random) {
-  if (shape <= 0) return 1;
-  std::uint32_t at = 0;
-  auto next = [&] { return (double(random.word(at++)) + 0.5) * 0x1p-32; };
-  const double a = shape < 1 ? shape + 1 : shape, d = a - 1.0 / 3, c = 1 / std::sqrt(9 * d);
-  for (;;) {
-    const double far = std::sqrt(-2 * std::log(next())), x = far * std::cos(2 * std::numbers::pi * next());
-    const double v = std::pow(1 + c * x, 3);
-    if (v <= 0 || std::log(next()) >= 0.5 * x * x + d - d * v + d * std::log(v)) continue;
-    return d * v / shape * (shape < 1 ? std::pow(next(), 1 / shape) : 1);
-  }
-}
 
 namespace {
 
@@ -40,10 +26,20 @@ void check_shape(double shape) {
     refuse("a Gamma distribution of shape ", shape, ": expected 0 (always the mean), or 0.01 to 1e9");
 }
 
-std::map<int, double> parse_slower(const std::string& slow, int ranks) {
+std::map<int, double> parse_slower(const std::string& slow, int ranks, const Parts& parts) {
   std::map<int, double> slower;
   std::istringstream items(slow);
   for (std::string item; std::getline(items, item, ',');) {
+    if (item.starts_with("classes:")) {
+      std::size_t first = 0, last = 0;
+      double factor = 4;
+      if (parts.pictures.empty() || std::sscanf(item.c_str(), "classes:%zu-%zu:%lf", &first, &last, &factor) < 2)
+        refuse("--slow ", slow,
+               ": in the simulator and with --partition, classes:FIRST-LAST or classes:FIRST-LAST:FACTOR");
+      for (int w = 0; w < ranks; w++)
+        if (2 * parts.of(w, first, last) > parts.of(w)) slower[w] = factor;
+      continue;
+    }
     const std::size_t colon = item.find(':');
     if (colon == std::string::npos) refuse("--slow ", slow, ": expected RANK:FACTOR, as in --slow 3:4, or half:FACTOR");
     const std::string who = item.substr(0, colon);

@@ -4,17 +4,17 @@
 #include <map>
 #include <string>
 
+#include "core/batch.h"
 #include "core/clock.h"
 #include "core/random.h"
 
 namespace tandem {
 
-// One draw from the Gamma distribution with this shape and mean 1; shape 0: 1.
-double gamma_draw(double shape, const Philox& random);
-
 // Slow workers, as in "3:4,5:2" (rank:factor, of ranks 0 to ranks − 1), or "half:4": the second half of the ranks; if
 // their number is odd, the smaller half. Throws UsageError.
-std::map<int, double> parse_slower(const std::string& slow, int ranks);
+// In the simulator also "classes:0-4" or "classes:0-4:8": workers with more than half of their pictures in these
+// classes.
+std::map<int, double> parse_slower(const std::string& slow, int ranks, const Parts& parts = {});
 // Throws UsageError unless gamma_draw() supports the shape: 0, or from 0.01 to 1e9.
 void check_shape(double shape);
 

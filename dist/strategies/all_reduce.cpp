@@ -36,6 +36,12 @@ class AllReduce : public Replicas {
 
   ~AllReduce() override { across_->gather = nullptr; }  // the model may outlive this object
 
+  BatchSource& batches(BatchSource& train, int accumulate) override {
+    if (options_.classifier && !train.parts(size()).pictures.empty())
+      refuse(name(), ": the ranks of a machine share the layer that is cut, and with --partition have batches of ",
+             "different sizes: choose hybrid+daso, or hybrid+ before an update rule");
+    return Replicas::batches(train, accumulate);
+  }
   void prepare(Module& model, Task& task, const PrepareOptions& options) override {
     if (options_.classifier) options_.classifier->prepare(model, task);
     if (!options.sync_batch_norm || size() == 1) return;

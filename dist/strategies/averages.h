@@ -18,7 +18,7 @@ struct OuterRates {
 void outer_step(Tensor& x, const Tensor& sent, Tensor& theta, Tensor& m, const Tensor& sum, int ranks,
                 const OuterRates& rates);
 
-void difference(Tensor& d, const Tensor& theta, const Tensor& x);  // d = θ − x
+void add_scaled(Tensor& y, const Tensor& x, double weight, const Tensor& z = {});  // y += weight·x, or weight·(x − z)
 
 // DASO: x = (weight·x + sum) / (weight + ranks), a mean with late sums.
 void stale_mean(Tensor& x, const Tensor& sum, double weight, int ranks);

@@ -67,10 +67,11 @@ struct OuterStep {
 };
 
 template <class T>
-struct Difference {
-  const T *theta, *x;
-  T* d;
-  TANDEM_HD void operator()(std::int64_t i) const { d[i] = theta[i] - x[i]; }
+struct AddScaled {
+  T weight;
+  const T *x, *z;
+  T* y;
+  TANDEM_HD void operator()(std::int64_t i) const { y[i] += weight * (z ? x[i] - z[i] : x[i]); }
 };
 
 }  // namespace
@@ -115,9 +116,10 @@ void outer_step(Tensor& x, const Tensor& sent, Tensor& theta, Tensor& m, const T
   });
 }
 
-void difference(Tensor& d, const Tensor& theta, const Tensor& x) {
-  dispatch_wide(x.dtype(), "what a round has changed", [&]<class T> {
-    launch(x.backend(), x.numel(), Difference<T>{theta.data<T>(), x.data<T>(), d.write<T>()});
+void add_scaled(Tensor& y, const Tensor& x, double weight, const Tensor& z) {
+  dispatch_wide(y.dtype(), "a scaled sum", [&]<class T> {
+    launch(y.backend(), y.numel(),
+           AddScaled<T>{T(weight), x.data<T>(), z.defined() ? z.data<T>() : nullptr, y.write<T>()});
   });
 }
 

@@ -9,6 +9,7 @@
 #include "core/clock.h"
 #include "core/elementwise.h"
 #include "core/machine.h"
+#include "core/text.h"
 #include "core/trace/trace.h"
 #include "dist/server/asynchrony.h"
 #include "dist/server/leased_batches.h"
@@ -21,6 +22,14 @@
 
 namespace tandem {
 namespace {
+
+// "its 600 pictures, of classes 0, 4"
+std::string described(const Parts& parts, int worker) {
+  std::vector<std::string> classes;
+  for (std::size_t c = 0; c < parts.pictures[worker].size(); c++)
+    if (parts.pictures[worker][c] > 0) classes.push_back(std::to_string(c));
+  return "its " + std::to_string(parts.of(worker)) + " pictures, of classes " + listed(classes);
+}
 
 class ParameterServer : public Strategy {
  public:
@@ -59,8 +68,14 @@ class ParameterServer : public Strategy {
   }
 
   BatchSource& batches(BatchSource& train, int accumulate) override {
+    BatchSource* own = own_part(train, 1,
+                                {.worker = trains() ? server_node_.rank() : 0,
+                                 .workers = workers(),
+                                 .place = machine_.place(),
+                                 .places = machine_.size(),
+                                 .shares = int(leases_per_step())});
     leased_ = std::make_unique<LeasedBatches>(
-        train, int(leases_per_step()), accumulate,
+        own ? *own : train, int(leases_per_step()), accumulate,
         LeasedBatches::WorkLeases{.start = [this](std::int64_t first) { start_at(first); },
                                   .draw = [this] { return draw(); },
                                   .coming = [this] { return leases_.coming(); },
@@ -270,6 +285,7 @@ class ParameterServer : public Strategy {
                     .wire = options_.wire,
                     .snapshots = options_.snapshots,
                     .memory = available_memory() / std::uint64_t(std::max(1, local_size_from_environment()))};
+    if (own_part_) o.data_of = [parts = own_part_->parts(0)](int worker) { return described(parts, worker); };
     if (round()) {
       o.learning_rate = [rate = round()->learning_rate](std::int64_t) { return rate; };
     } else if (leased_ && plan_.learning_rate) {

@@ -14,6 +14,7 @@
 #include "dist/server/asynchrony.h"
 #include "dist/strategies/all_reduce.h"
 #include "dist/strategies/daso.h"
+#include "dist/strategies/federated.h"
 #include "dist/strategies/hybrid.h"
 #include "dist/strategies/local_steps.h"
 #include "dist/strategies/machine_share.h"
@@ -83,6 +84,11 @@ Make make_rounds(const Asked& a) {
   const auto how = RoundSteps::parse(a.spec.text());
   if (!a.wire.empty() && a.wire != "f32") refuse("wire=", a.wire, ": under ", a.text, " weights travel, as f32");
   return [how] { return rounds(Job().communicator(), *how, {.deadline = deadline()}); };
+}
+
+Make make_federated(const Asked& a) {
+  const auto how = Federated::parse(a.spec.text());
+  return [how] { return federated(Job().communicator(), *how, {.deadline = deadline()}); };
 }
 
 Make make_daso(const Asked& a) {
@@ -177,6 +183,8 @@ std::vector<Row> table() {
     rows.push_back({name, described_of(*RoundSteps::parse(name)), "", make_rounds});
   for (const std::string& name : Asynchrony::names())
     rows.push_back({name, Asynchrony::options(name), "hybrid machines outer", make_server});
+  for (const std::string& name : Federated::names())
+    rows.push_back({name, described_of(*Federated::parse(name)), "", make_federated});
   return rows;
 }
 

@@ -131,7 +131,11 @@ void Replicas::synchronize(Shared what, FlatParameters& flat, Optimizer&) {
   std::vector<double> v = mine;
   const std::size_t n = v.size();
   v.resize(2 * n);
-  for (std::size_t i = 0; i < n; i++) v[n + i] = v[i] * v[i];
+  const double weight = own_part_ ? size() * own_part_->weight() / own_part_->options().places : 1;  // of this rank
+  for (std::size_t i = 0; i < n; i++) {
+    v[n + i] = weight * v[i] * v[i];
+    v[i] *= weight;
+  }
   communicator_->all_reduce(buffer(v)).wait();
   for (double& x : v) x /= size();
   const auto& ranges = flat.buffer_ranges();

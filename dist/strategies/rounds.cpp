@@ -50,15 +50,27 @@ class Rounds : public Replicas {
     steps_by_->prepare(model, task, options);  // statistics over the pictures of a host
   }
   FlatMemory memory() override { return steps_by_->memory(); }
+  BatchSource& batches(BatchSource& train, int accumulate) override {
+    OwnPart* own = own_part(train, accumulate,
+                            {.worker = across_->rank(),
+                             .workers = groups(),
+                             .place = host_->rank(),
+                             .places = host_->size(),
+                             .shares = options_.own_epochs > 0 ? 1 : groups(),
+                             .epochs = options_.own_epochs,
+                             .sample = options_.sample});
+    return own ? *own : Replicas::batches(train, accumulate);
+  }
 
   void begin(FlatParameters& flat, Optimizer& optimizer) override {
     flat_ = &flat;
     optimizer_ = &optimizer;
     method_ = make_();
+    method_->join(own_part_.get(), optimizer);
     exchanges_ = groups() > 1 || method_->acts_alone();
     compare_layouts(flat);
     steps_by_->begin(flat, optimizer);
-    optimizer.gradients_are_shares_of(groups());
+    optimizer.gradients_are_shares_of(own_part_ ? 1 : groups());
     between_.begin(flat.backend(), options_.deadline);
     if (host_->size() > 1) in_host_.begin(flat.backend(), options_.deadline);
     // Rank 0's values, which the ranks of its host already have
@@ -78,13 +90,19 @@ class Rounds : public Replicas {
     const auto length = std::int64_t(std::llround(run.steps_per_epoch));
     const bool first = !std::exchange(planned_, true);
     if (first) steps_ = run.done;
+    done_ = epoch * length;
     batch_ = first ? std::clamp<std::int64_t>(run.done - epoch * length, 0, length) : 0;
     last_ = length - 1;
     group_ = 0;
     method_->begin_epoch(epoch, run);
     if (std::exchange(shown_, false)) swap_with_centre();
     if (exchanges_ && equal_) method_->equal(flat_->values);
+    round_ = options_.own_epochs > 0 && batch_ < length;  // otherwise a resumed run begins with its end
+    equal_ = equal_ && !round_;                           // a rank that makes no step in the round takes the sum, too
+    for (auto [name, vector] : optimizer_->vectors())
+      if (round_) vector.fill(0);
   }
+  std::int64_t steps(std::int64_t known) const override { return options_.own_epochs > 0 ? done_ : known; }
 
   // The run starts or continues from the weights before its first step. A loop that does not call begin_epoch()
   // continues from the centre.
@@ -95,12 +113,16 @@ class Rounds : public Replicas {
     if (stop_requested_) steps_by_->request_stop();
     steps_by_->exchange(loss);
   }
-  void update(Optimizer& optimizer) override { steps_by_->update(optimizer); }
+  void update(Optimizer& optimizer) override {
+    method_->before_update(flat_->values, flat_->gradients);
+    steps_by_->update(optimizer);
+  }
   void finish(Optimizer&) override {
     // A rank of this host asked to stop: all ranks learn it in the next exchange
     if (steps_by_->over(0)) request_stop();
     if (groups() == 1) stop_ = steps_by_->over(0);
     if (!exchanges_ || not_finite_ >= 0) return;
+    method_->after_update(flat_->values, optimizer_->learning_rate());
     const Turn turn = method_->next(now());
     steps_++;
     batch_++;
@@ -118,13 +140,20 @@ class Rounds : public Replicas {
   EpochEnd end_epoch(const EpochEnd& mine) override {
     flush();
     if (groups() > 1 && not_finite_ < 0) compare_parameters(*flat_, steps_);
-    const EpochEnd all = Strategy::end_epoch(mine);
+    EpochEnd all = Strategy::end_epoch(mine);
+    if (round_) all.epochs = std::min(mine.epochs + options_.own_epochs - 1, plan_.epochs);
+    if (options_.own_epochs > 0) all.steps = done_ = all.epochs * (last_ + 1);
     if (batch_ > last_ && not_finite_ < 0 && all.trained.samples > 0)
       method_->end_epoch(all.trained.loss / all.trained.samples);
     return all;
   }
   void synchronize(Shared what, FlatParameters& flat, Optimizer& optimizer) override {
     if (what != Shared::buffers || options_.merges_statistics) Replicas::synchronize(what, flat, optimizer);
+  }
+  bool saves_after_failure() override {
+    const bool saves = Replicas::saves_after_failure();
+    if (saves && method_) method_->go_back(flat_->values);
+    return saves;
   }
   void saved(StrategyState& state) override {
     if (method_ && exchanges_) method_->saved(state);
@@ -209,6 +238,9 @@ class Rounds : public Replicas {
     Exchanged e = exchanged(f);
     if (bad()) e.x = e.x.clone();
     method_->send(e);
+    const bool unequal = own_part_ && options_.own_epochs == 0 && e.sum.dtype() == flat_->values.dtype();
+    if (unequal)
+      add_scaled(e.sum, e.sum, groups() * own_part_->weight() - 1);  // Σ p_i·x_i, where a merge takes the mean
     if (!turn.waits) e.sent.copy_from(e.x);
     flat_->count_writes(flat_->all());
     f.summed = e.sum;
@@ -270,7 +302,11 @@ class Rounds : public Replicas {
   // Gives all ranks the same weights, which are evaluated and saved.
   void flush() {
     if (!exchanges_ || shown_) return;
-    if (not_finite_ < 0 && !std::exchange(equal_, true)) take(method_->end(now()));
+    for (bool again = not_finite_ < 0 && !std::exchange(equal_, true); again;) {
+      const Turn turn = method_->end(now());
+      take(turn);
+      again = turn.again && not_finite_ < 0;
+    }
     if (not_finite_ >= 0 || !method_->centre()) return;
     swap_with_centre();
     shown_ = true;
@@ -298,6 +334,8 @@ class Rounds : public Replicas {
   std::int64_t steps_ = 0, batch_ = 0, last_ = -1;  // of the run, and of the epoch
   std::int64_t bucket_ = 0;                         // bytes of the largest, in f32
   bool exchanges_ = false;                          // with other ranks, or by a method that acts alone
+  std::int64_t done_ = 0;                           // with own epochs: steps before this round
+  bool round_ = false;                              // of own epochs: it is under way
   bool planned_ = false;                            // the run's plan is known
   bool placed_ = false, shown_ = false;             // a step was made; the model has the centre
   bool equal_ = true;                               // no step was made since all ranks had the same weights

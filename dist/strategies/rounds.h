@@ -36,6 +36,7 @@ struct Turn {
   bool waits = false;                        // the step waits for it
   bool merges = false;                       // the sum in flight, if there is one, is used now
   bool merges_first = true;                  // before the new one is sent
+  bool again = false;                        // of RoundMethod::end(): a further turn follows
   std::int64_t weight = 0;                   // for the merge: the steps that the sum has waited
   std::int64_t fragment = 0, fragments = 1;  // what is sent
 };
@@ -48,12 +49,12 @@ struct Moment {
 
 // One range of the vector in an exchange; f32, or f64 on the reference backend.
 struct Exchanged {
-  Range range;
-  Tensor x;     // the weights now
-  Tensor sent;  // the weights as they were sent; x itself if the step waits
-  Tensor sum;   // what send() wrote, then its sum over `ranks` ranks
-  int ranks;
-  Turn turn;  // in which it was sent, with the weight of the one in which it is used
+  Range range = {};
+  Tensor x;          // the weights now
+  Tensor sent = {};  // the weights as they were sent; x itself if the step waits
+  Tensor sum;        // what send() wrote, then its sum over `ranks` ranks
+  int ranks = 1;
+  Turn turn = {};  // in which it was sent, with the weight of the one in which it is used
 };
 
 class RoundMethod {
@@ -66,6 +67,12 @@ class RoundMethod {
   // At the end of an epoch, unless all ranks have the same weights: afterwards they have.
   virtual Turn end(const Moment& now) { return (void)now, Turn{.sends = true, .waits = true, .merges = true}; }
   virtual void end_epoch(double loss) { (void)loss; }
+
+  // ---- of workers with parts: own is null where all draw from all pictures ------------------------------------------
+  virtual void join(const OwnPart* own, const Optimizer& optimizer) { (void)own, (void)optimizer; }  // called first
+  virtual void before_update(const Tensor& x, Tensor& gradients) { (void)x, (void)gradients; }
+  virtual void after_update(Tensor& x, double rate) { (void)x, (void)rate; }
+  virtual void go_back(Tensor& x) { (void)x; }  // to the weights before this round, since a rank is lost
 
   // ---- merge: element-wise, of one range ----------------------------------------------------------------------------
   // Writes what is summed; may replace `sum` by another tensor.
@@ -95,6 +102,9 @@ struct RoundsOptions {
   double deadline = 300;                                   // maximum seconds for any operation of a device
   bool merges_statistics = true;                           // running statistics are averaged after each epoch
   std::shared_ptr<SlicedClassifier> classifier = nullptr;  // divided over the ranks of a host (hybrid.h)
+  // Above 0: a round is so many epochs over a worker's own part, and this share of the workers takes part in it
+  std::int64_t own_epochs = 0;
+  double sample = 1;
 };
 
 // make: called by begin(). end() releases the method's vectors. Throws CommunicationError from begin() and at exchanges

@@ -133,7 +133,8 @@ bool ServedVectors::combine(MachineShare::Step& step, const Tensor& loss) {
 }
 
 bool ServedVectors::finish_round() {
-  difference(flat_->gradients, theta_, flat_->values);
+  flat_->gradients.fill(0);
+  add_scaled(flat_->gradients, theta_, 1, flat_->values);
   return all_finite(flat_->gradients);
 }
 

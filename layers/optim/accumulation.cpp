@@ -19,7 +19,7 @@ void Accumulation::begin(const Batch& batch) {
 bool Accumulation::backward(const Variable& loss, const Variable& scaled, const Batch& batch) {
   if (count_ == 0) flat_.zero_gradients();  // also if a step is repeated after it was interrupted
   const bool due = (batch.index + 1) % batches_ == 0 || batch.index + 1 == per_epoch_;
-  flat_.backward(scaled, double(batch.size()) / double(batches_ == 1 ? batch.over_ranks() : 1), due);
+  flat_.backward(scaled, batches_ == 1 ? batch.weight() : double(batch.size()), due);
   if (count_ == 0)
     loss_ = loss.value();
   else {

@@ -205,6 +205,7 @@ static std::vector<std::string> differences_from(const Opened& opened, const Set
   std::map<std::string, std::string> then, now(settings.begin(), settings.end());
   for (const auto& [key, value] : opened.file.metadata())
     if (key.starts_with(setting)) then[key.substr(std::strlen(setting))] = value;
+  if (then.contains("partition")) now.try_emplace("partition", "shared");
   auto shown = [](const std::string& value) { return value.empty() ? "not given" : value; };
   std::vector<std::string> differences;
   for (const auto& [name, value] : now)

@@ -88,6 +88,8 @@ RunPosition CheckpointFiles::load(const Training& training, const Settings& sett
     throw UsageError(std::string(e.what()) + ". To begin anew choose another --checkpoint folder" +
                      (damaged ? "; to go on with " + best() + " remove " + last() : ""));
   }
+  for (const std::string& d : differences)
+    if (d.starts_with("partition ")) refuse(from_, ": the ", d, ": resume it with the same --partition and workers");
   if (at.batch > 0 && at.batches != per_epoch)
     refuse(from_, ": was saved at batch ", at.batch, " of ", at.batches, ", and an epoch has ", per_epoch,
            " batches now: resume it with the same data, and the same batch over all ranks");

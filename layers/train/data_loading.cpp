@@ -28,7 +28,8 @@ LoaderOptions shuffled_and_augmented(const Pictures& pictures, const RunConfig& 
           .augment = augment,
           .mixup = o.mixup,
           .drop_last = true,
-          .seed = o.seed};
+          .seed = o.seed,
+          .partition = Partition::parse(o.partition)};
 }
 
 // --mean and --std in place of the data set's own.

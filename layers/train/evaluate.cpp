@@ -7,6 +7,17 @@ namespace tandem {
 
 namespace {
 
+// Adds a batch to MetricSums::classes: outputs [b, classes], labels i32 [b].
+void count_classes(const Variable& outputs, const Tensor& labels, std::vector<double>& classes) {
+  const std::vector<double> chosen = argmax(outputs).values(), label = labels.values();
+  classes.resize(2 * std::size_t(outputs.size(1)));
+  for (std::size_t i = 0; i < label.size(); i++) {
+    const auto c = 2 * std::size_t(label[i]);
+    classes[c] += chosen[i] == label[i];
+    classes[c + 1]++;
+  }
+}
+
 // Calls visit for the batches of an epoch, in eval mode and without recording, until it returns false. The model's mode
 // is restored.
 template <class Visit>
@@ -30,7 +41,9 @@ MetricSums evaluate_sums(Module& model, BatchSource& source, const Task& task, b
       return false;
     }
     if (!correct.defined()) correct = Tensor::zeros(batch.images.backend(), {1}, DType::i32);
-    const Variable loss = task.judged(model(Variable(batch.images)), batch.labels, &correct);
+    const Variable outputs = model(Variable(batch.images)), loss = task.judged(outputs, batch.labels, &correct);
+    if (!together && task.has_accuracy && batch.labels.dtype() == DType::i32 && outputs.rank() == 2)
+      count_classes(outputs, batch.labels, sums.classes);
     sums.loss += loss.item() * double(batch.size());
     sums.samples += double(batch.size());
     return true;
@@ -39,8 +52,15 @@ MetricSums evaluate_sums(Module& model, BatchSource& source, const Task& task, b
   return sums;
 }
 
+Evaluation mean_of(const MetricSums& s) {
+  if (s.samples == 0) return {};
+  Evaluation mean{s.loss / s.samples, s.correct / s.samples};
+  for (std::size_t c = 0; c < s.classes.size(); c += 2) mean.class_accuracy.push_back(s.classes[c] / s.classes[c + 1]);
+  return mean;
+}
+
 Evaluation evaluate(Module& model, BatchSource& source, Strategy* strategy, const Task& task) {
-  const MetricSums mine = evaluate_sums(model, source, task);
+  const MetricSums mine = evaluate_sums(model, source, task, strategy != nullptr);
   return mean_of(strategy ? strategy->sum(mine) : mine);
 }
 

@@ -28,18 +28,18 @@ class Counters {
 // Sums over a source, in eval mode, without recording; the model's mode is restored. If fit() runs, a signal to stop
 // ends the evaluation early, unless ranks evaluate together: then they wait for each other in every batch, and all
 // continue to the end.
+// Classes are counted if the outputs are those of all classes, and a sample has one class.
 MetricSums evaluate_sums(Module& model, BatchSource& source, const Task& task, bool together = false);
 
 // Mean loss and accuracy over a source, by task.judged. With a strategy: over the shares of all ranks; all ranks call
 // it.
 struct Evaluation {
   double loss = 0, accuracy = 0;
+  std::vector<double> class_accuracy = {};  // of each class, where a sample has one; NaN: no sample
 };
 Evaluation evaluate(Module& model, BatchSource& source, Strategy* strategy = nullptr,
                     const Task& task = classification());
-inline Evaluation mean_of(const MetricSums& s) {
-  return s.samples > 0 ? Evaluation{s.loss / s.samples, s.correct / s.samples} : Evaluation{};
-}
+Evaluation mean_of(const MetricSums& s);
 
 // The number of pictures for each pair of a class and a predicted class: i32 [classes, classes]: row = label, column =
 // predicted class, over one epoch of the source, in eval mode and without recording; the model's mode is restored.

@@ -24,6 +24,7 @@ struct EpochReport {
   double train_loss = 0, learning_rate = 0;
   std::optional<double> validation_loss{}, test_loss{};
   std::optional<double> train_accuracy{}, validation_accuracy{}, test_accuracy{};  // if the task has one
+  std::vector<double> class_accuracy = {};  // on the test data, or without, on the validation data
   bool several() const { return first > 0 && first < epoch; }
   double images_per_second = 0, seconds = 0;  // of training; includes evaluation only if other ranks train meanwhile
 };

@@ -14,19 +14,22 @@
 
 namespace tandem {
 
+static std::string json_text(const std::string& text) { return json_quoted(text); }
+static std::string json_text(std::int64_t whole) { return std::to_string(whole); }
+static std::string json_text(double number) { return json_number(number); }
+template <class T>
+static std::string json_text(const std::vector<T>& values) {
+  std::string all;
+  for (const T& v : values) all += (all.empty() ? "" : ",") + json_text(v);
+  return "[" + all + "]";
+}
+
 std::string json_object(const MetricFields& fields) {
-  std::string line = "{";
-  for (const auto& [name, value] : fields) {
-    if (line.size() > 1) line += ",";
-    line += json_quoted(name) + ":";
-    if (auto* text = std::get_if<std::string>(&value))
-      line += json_quoted(*text);
-    else if (auto* whole = std::get_if<std::int64_t>(&value))
-      line += std::to_string(*whole);
-    else
-      line += json_number(std::get<double>(value));
-  }
-  return line + "}";
+  std::string line;
+  for (const auto& [name, value] : fields)
+    line += (line.empty() ? "" : ",") + json_quoted(name) + ":" +
+            std::visit([](const auto& v) { return json_text(v); }, value);
+  return "{" + line + "}";
 }
 
 namespace {

@@ -12,7 +12,8 @@
 
 namespace tandem {
 
-using MetricValue = std::variant<double, std::int64_t, std::string>;
+using MetricValue =
+    std::variant<double, std::int64_t, std::string, std::vector<double>, std::vector<std::vector<double>>>;
 using MetricFields = std::vector<std::pair<std::string, MetricValue>>;
 
 // {"event":"epoch","epoch":1,…}; numbers that are not finite are written as null, since JSON cannot represent them.

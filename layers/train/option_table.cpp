@@ -7,6 +7,7 @@
 
 #include "core/files/json.h"
 #include "core/text.h"
+#include "datasets/partition.h"
 #include "layers/models/models.h"
 
 namespace tandem {
@@ -156,6 +157,8 @@ void pictures(Rows& t, RunConfig& o) {
   t.flag("--no-augment", o.augment, false, "no random crops and flips");
   t.channels("--mean", o.mean, -1e6f, "mean of each channel, with pixels from 0 to 1 (default: of the data set)");
   t.channels("--std", o.std, 1e-6f, "standard deviation of each channel (default: of the data set)");
+  t.text("--partition", o.partition, "workers whose data differ: " + Partition::forms, {},
+         [](const std::string& v) { Partition::parse(v); });
   t.number("--cutout", o.cutout, 0, large, "side of a random square that is blanked (0: none)", program);
   t.number("--mixup", o.mixup, 0, 4,
            "a of the distribution Beta(a, a) by which pictures are mixed in pairs (0: no mixing)", program);

@@ -35,11 +35,11 @@ MetricFields recipe_fields(const Settings& settings, const std::string& optimize
   for (const auto& [name, value] : settings) {
     if (name == "--epochs" || name == "--seed" || name == "--batch" || name == "--optimizer" || name == "--data")
       continue;
-    const std::string key = name == "--lr"                    ? "learning_rate"
-                            : name == "pictures"              ? "data"
-                            : name == "mean" || name == "std" ? name
-                            : name.starts_with("--")          ? name.substr(2)
-                                                              : "";
+    const std::string key = name == "--lr"                                           ? "learning_rate"
+                            : name == "pictures"                                     ? "data"
+                            : name == "mean" || name == "std" || name == "partition" ? name
+                            : name.starts_with("--")                                 ? name.substr(2)
+                                                                                     : "";
     if (key.empty() || value.empty()) continue;
     const auto number = parsed<double>(value);
     fields.push_back({key, number ? MetricValue(*number) : MetricValue(value)});

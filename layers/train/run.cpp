@@ -337,6 +337,7 @@ void Run::evaluate() {
       interrupted_ = sums.interrupted > 0;
       loss = mean_of(sums).loss;
       if (task.has_accuracy) accuracy = mean_of(sums).accuracy;
+      epoch.class_accuracy = mean_of(sums).class_accuracy;
     };
     evaluate_on(data.validation, epoch.validation_loss, epoch.validation_accuracy);
     evaluate_on(data.test, epoch.test_loss, epoch.test_accuracy);

@@ -8,13 +8,6 @@
 
 namespace tandem {
 
-MetricSums Strategy::sum(const MetricSums& mine, Among among) {
-  if (size() == 1) return mine;
-  MetricSums sum;
-  for (const MetricSums& rank : gathered(*this, mine, among)) sum = sum + rank;
-  return sum;
-}
-
 Tensor gather_slices(const Tensor& mine, const Slice& slice, const Shape& whole, Strategy* strategy, bool wanted) {
   if (slice.count == 1) return mine;
   require(strategy, "a parameter of shape ", whole, " is cut over ranks: give the strategy that can gather it");

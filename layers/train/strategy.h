@@ -31,6 +31,7 @@
 
 #include "core/batch.h"
 #include "layers/optim/optimizer.h"
+#include "layers/train/own_part.h"
 #include "layers/train/task.h"
 
 namespace tandem {
@@ -39,10 +40,8 @@ namespace tandem {
 struct MetricSums {
   double loss = 0;  // sum over samples
   double correct = 0, samples = 0;
-  double interrupted = 0;  // ranks that stopped an evaluation early
-  friend MetricSums operator+(const MetricSums& a, const MetricSums& b) {
-    return {a.loss + b.loss, a.correct + b.correct, a.samples + b.samples, a.interrupted + b.interrupted};
-  }
+  double interrupted = 0;            // ranks that stopped an evaluation early
+  std::vector<double> classes = {};  // of an evaluation: correct samples and samples of class 0, of class 1, …
 };
 
 // The plan of a run, equal in all its epochs.
@@ -101,11 +100,8 @@ class Strategy {
 
   // ---- plan ---------------------------------------------------------------------------------------------------------
   // The part of `train` that this rank trains on, with `accumulate` batches per step. Valid as long as the strategy.
-  virtual BatchSource& batches(BatchSource& train, int accumulate) {
-    (void)accumulate;
-    train.share(rank(), size());
-    return train;
-  }
+  // By default a share of every batch; where workers have parts, a batch of its part, weighted with its pictures.
+  virtual BatchSource& batches(BatchSource& train, int accumulate);
   // Called before the first batch of every epoch. run.done: the steps made before this start of the program.
   virtual void begin_epoch(std::int64_t epoch, const RunPlan& run) { (void)epoch, plan_ = run; }
   // Number of steps of the run so far. known: the number that this rank has counted.
@@ -192,6 +188,10 @@ class Strategy {
   virtual ClockOffset watch(Trace& trace) { return (void)trace, ClockOffset{}; }
 
  protected:
+  // This worker's part, kept in own_part_; null: all workers draw from all pictures.
+  OwnPart* own_part(BatchSource& train, int accumulate, const OwnPartOptions& options);
+
+  std::unique_ptr<OwnPart> own_part_;
   Ranks ranks_;
   RunPlan plan_;
   Tensor loss_;  // of the step

@@ -28,6 +28,8 @@ class Metrics : public Callback {
                        {"seed", std::int64_t(run.options.seed)},
                        {"step", run.position.step}};
     for (auto& field : recipe_fields(run.settings, run.optimizer.name(), run.global_batch)) start.push_back(field);
+    if (const Parts parts = run.data.train.parts(run.strategy.size()); !parts.pictures.empty())
+      start.push_back({"pictures_of_workers", parts.pictures});
     file_.write(start);
     logged_ = run.position.step;
   }
@@ -92,6 +94,7 @@ MetricFields fields_of(const EpochReport& e) {
   add("val_accuracy", e.validation_accuracy);
   add("test_loss", e.test_loss);
   add("test_accuracy", e.test_accuracy);
+  if (!e.class_accuracy.empty()) f.push_back({"class_accuracy", e.class_accuracy});
   f.insert(f.end(),
            {{"learning_rate", e.learning_rate}, {"images_per_second", e.images_per_second}, {"seconds", e.seconds}});
   return f;

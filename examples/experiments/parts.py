@@ -1,0 +1,147 @@
+#!/usr/bin/env python3
+"""Workers whose data differ, in the simulator: the bias of asynchronous rules, and the published table of NIID-Bench.
+
+    python3 examples/experiments/parts.py bias|table              carries out what is missing, and prints the table
+    python3 examples/experiments/parts.py bias|table --show       the table of the runs that there are
+    python3 examples/experiments/parts.py bias --picture FILE.svg
+
+Every run of build/simulate is a line of parts_bias.jsonl or parts_table.jsonl as soon as it ends, so a study may be
+interrupted anywhere.
+
+bias: half of 10 workers take four times as long, and they alone have classes 0 to 4 of Fashion-MNIST.
+table: CIFAR-10 (arXiv 2102.02079, the network conv 5×5×6, conv 5×5×16, 120, 84, 10; last accuracy, in %)."""
+import argparse
+import json
+import math
+import pathlib
+import statistics
+import subprocess
+
+HERE = pathlib.Path(__file__).resolve().parent
+SIMULATE = HERE.parents[1] / "build" / "simulate"
+T = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}  # two-sided 95 %, by the number of seeds
+
+RULES = ["asgd", "rescaled", "ddc-asgd", "ringmaster:R=10", "delay-adaptive", "rennala:B=10", "fedbuff:B=10"]
+BIAS = [{"name": rule, "seed": seed, "options": {
+    "--strategy": rule, "--seed": seed, "--workers": 10, "--partition": "groups:n=2", "--slow": slow,
+    "--model": "mlp", "--epochs": 3, "--batch": 64, "--lr": 0.05, "--momentum": 0, "--schedule": "cosine",
+    "--evaluate-on": "test"}} for slow in ("classes:0-4:4", "") for seed in range(1, 6) for rule in RULES]
+
+PUBLISHED = {"dirichlet:alpha=0.5": (68.2, 67.9, 69.8, 66.8), "classes:k=2": (49.8, 50.7, 49.1, 46.5),
+             "sizes:beta=0.5": (72.0, 71.2, 62.4, 10.0)}
+METHODS = ["fedavg:epochs=10", "fedprox:epochs=10,mu={}", "scaffold:epochs=10", "fednova:epochs=10"]
+SAMPLED = {"dirichlet:alpha=0.5": 59.4, "classes:k=2": 45.3, "equal": 65.6}
+
+
+def cell(partition, method, workers, rounds, seed):
+    return {"name": f"{partition}, {workers} workers, {method}", "seed": seed, "options": {
+        "--strategy": method, "--partition": partition, "--workers": workers, "--epochs": 10 * rounds, "--seed": seed,
+        "--data-set": "cifar10", "--model": "lenet5", "--augment": None, "--mean": 0, "--std": 1, "--batch": 64,
+        "--lr": 0.01, "--momentum": 0.9, "--weight-decay": 1e-5, "--evaluate-every": 100, "--evaluate-on": "test"}}
+
+
+TABLE = [cell(p, m.format(0.001 if p.startswith("dirichlet") else 0.01), 10, 50, seed)
+         for seed in (1, 2, 3) for p in PUBLISHED for m in METHODS if seed == 1 or m == METHODS[0]]
+TABLE += [cell(p, "fedavg:epochs=10,sample=0.1", 100, 500, 1) for p in SAMPLED]
+
+
+def key(run):
+    return json.dumps([run["name"], run["seed"], run["options"]])
+
+
+def carry_out(runs, path, done):
+    for run in runs:
+        if key(run) in done:
+            continue
+        words = [w for name, value in run["options"].items() if value != ""
+                 for w in ([name] if value is None else [name, str(value)])]
+        ended = subprocess.run([SIMULATE, "--json", *words], capture_output=True, text=True)
+        if ended.returncode:
+            raise SystemExit(f"{run['name']}: {ended.stderr.strip()}")
+        line = json.loads(ended.stdout)
+        kept = {name: line.get(name) for name in ("status", "test", "class_accuracy", "wall_seconds", "made_by")}
+        done[key(run)] = run | kept
+        with open(path, "a") as file:
+            print(json.dumps(done[key(run)]), file=file)
+        print(f"{run['name']}, seed {run['seed']}: {percent(line.get('test'))} in {line['wall_seconds']:.0f} s", flush=True)
+
+
+def percent(share):
+    return "diverged" if share is None else f"{100 * share:.1f} %"
+
+
+def interval(values):
+    if len(values) < 2:
+        return f"{values[0]:.1f}"
+    half = T[len(values)] * statistics.stdev(values) / math.sqrt(len(values))
+    return f"{statistics.mean(values):.1f} ± {half:.1f}"
+
+
+def halves(run):
+    """Mean accuracy of classes 0 to 4 and of classes 5 to 9, in points."""
+    c = run["class_accuracy"]
+    return 100 * statistics.mean(c[:5]), 100 * statistics.mean(c[5:])
+
+
+def show_bias(done):
+    print("| rule | classes 0–4 (slow workers) | classes 5–9 | difference | the same with even speeds |\n|---|---|---|---|---|")
+    for rule in RULES:
+        cells = []
+        for slow in ("classes:0-4:4", ""):
+            pairs = [halves(r) for r in done.values() if r["name"] == rule and r["options"]["--slow"] == slow]
+            if pairs:
+                low, high = zip(*pairs)
+                gap = interval([a - b for a, b in pairs])
+                cells += [interval(low), interval(high), gap] if slow else [gap]
+            elif not slow and cells:
+                cells += ["–"]
+        if cells:
+            print(f"| `{rule}` | " + " | ".join(cells) + " |")
+
+
+def show_table(done):
+    print("| partition | method | published | ours |\n|---|---|---|---|")
+    names = {run["name"]: run for run in TABLE}
+    for name in names:
+        ours = [100 * r["test"] for r in done.values() if r["name"] == name and r["test"]]
+        partition, workers, method = name.split(", ", 2)
+        column = [m.split(":")[0] for m in METHODS].index(method.split(":")[0])
+        published = SAMPLED[partition] if workers.startswith("100") else PUBLISHED[partition][column]
+        print(f"| {partition}, {workers} | {method} | {published} | {interval(ours) if ours else '–'} |")
+
+
+def draw_bias(done, path):
+    import matplotlib
+    matplotlib.use("svg")
+    from matplotlib import pyplot
+    pyplot.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "parts"})
+    figure, ax = pyplot.subplots(figsize=(8, 3.2))
+    for i, rule in enumerate(RULES):
+        runs = [r for r in done.values() if r["name"] == rule and r["options"]["--slow"]]
+        means = [statistics.mean(100 * r["class_accuracy"][c] for r in runs) for c in range(10)] if runs else []
+        ax.plot(range(len(means)), means, "o-", color=f"C{i}", label=rule, markersize=3, linewidth=1)
+    ax.axvspan(-0.5, 4.5, color="0.9", zorder=0)
+    ax.set(xlabel="class (grey: only with workers that take four times as long)", ylabel="accuracy in %", ylim=(0, 100))
+    ax.legend(fontsize=7, ncols=2, frameon=False)
+    figure.tight_layout()
+    figure.savefig(path, metadata={"Date": None})
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("study", choices=["bias", "table"])
+    parser.add_argument("--show", action="store_true")
+    parser.add_argument("--picture", metavar="FILE.svg")
+    chosen = parser.parse_args()
+    path = HERE / f"parts_{chosen.study}.jsonl"
+    done = {key(r): r for r in map(json.loads, path.read_text().splitlines())} if path.exists() else {}
+    if not chosen.show and not chosen.picture:
+        carry_out(BIAS if chosen.study == "bias" else TABLE, path, done)
+    if chosen.picture:
+        draw_bias(done, chosen.picture)
+    else:
+        (show_bias if chosen.study == "bias" else show_table)(done)
+
+
+if __name__ == "__main__":
+    main()
