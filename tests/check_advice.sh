@@ -111,8 +111,11 @@ says 2 'choose all-reduce' $run --strategy nothing $train
 for form in hybrid:sample=0.5 local-sgd:4 post-local-sgd:4 cocod-sgd:4 easgd:4 outer:H=8,momentum=0.5,lr=0.7,stream=2,overlap=2 \
   ssp:3 quorum:1,grace=0.1 ringmaster:R=4 fedbuff:B=2 rennala:B=2 machines+asgd outer:H=8+delayed-nesterov daso:faithful \
   daso:B=4,W=1,warm-up=4,cool-down=4 \
-  $("$build/tandem-run" --strategies | sed -n 's/^| `\([a-z-]*\)`.*/\1/p' | grep -vE '^(ssp|quorum|ringmaster|fedbuff|rennala)$'); do
+  $("$build/tandem-run" --strategies | sed -n 's/^| `\([a-z-]*\)`.*/\1/p' | grep -vE '^(ssp|quorum|ringmaster|fedbuff|rennala|fedavg|fedprox|scaffold|fednova)$'); do
   "$build/tandem-run" -n 2 --strategy "$form" $train --stop-after 2 >"$there/form" 2>&1 || complain "$form: $(cat "$there/form")"
+done
+for form in fedavg fedprox scaffold fednova; do
+  advice 'add --partition' $run --strategy $form:epochs=1 $train -- $run --strategy $form:epochs=1 $train --partition {}
 done
 advice 'write quorum:workers=NUMBER' $run --strategy quorum $train -- $run --strategy quorum:workers=2 $train --stop-after 2
 for wire in f32 bf16 topk:0.1 powersgd:2; do
