@@ -611,20 +611,23 @@ TEST(ShardService, AQuorumLeavesOutWhatIsRefusedAlone) {
 TEST(ShardService, WhoWaitsForAnotherShardIsNotWaitedFor) {
   Alone a("quorum:3,grace=5+asgd", 3);
   EXPECT_EQ(a.after_push(0, 2), Workers{});
-  a.service.idle(1, 0, true);
+  a.service.idle(1, 0, Pause::waits);
   EXPECT_EQ(a.answered(), Workers{});
-  a.service.idle(2, 0, true);
+  a.service.idle(2, 0, Pause::waits);
   EXPECT_EQ(a.answered(), Workers{0});
-  a.service.idle(1, 0, false);
+  a.service.idle(1, 0, Pause::answered);
   EXPECT_EQ(a.after_push(0, 3), Workers{});
   EXPECT_EQ(a.after_push(1, 2), (Workers{0, 1}));
   EXPECT_EQ(a.after_push(2, 2), Workers{});
-  a.service.idle(0, 2, true);  // it has pushed since
-  a.service.idle(1, 2, true);
+  a.service.idle(0, 2, Pause::waits);  // it has pushed since
+  a.service.idle(1, 2, Pause::waits);
   EXPECT_EQ(a.after_push(1, 3), Workers{});
   EXPECT_EQ(a.after_push(0, 4), (Workers{0, 1, 2}));
   EXPECT_EQ(a.after_push(0, 5), Workers{});
   EXPECT_EQ(a.after_push(2, 3), Workers{}) << "1 has pushed since, and is waited for again";
+  a.service.idle(1, 3, Pause::idle);
+  a.service.idle(1, 3, Pause::answered);
+  EXPECT_EQ(a.answered(), (Workers{0, 2})) << "the second message was late";
 }
 
 TEST(ShardService, GoesOnWithTheCountsOfTheOwnerBefore) {

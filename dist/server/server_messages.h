@@ -34,8 +34,8 @@ struct Push : OfExchange {
   std::int64_t samples = 0;
 };
 struct Pull : OfExchange {};  // requests the weights without a push
-struct Idle : OfExchange {    // no push follows that exchange for now, so no worker need wait for it
-  std::uint64_t is = true;    // false: a push may follow again
+struct Idle : OfExchange {    // whether a push follows that exchange for now
+  Pause pause = Pause::idle;
 };
 // ---- the owner of a shard to a worker -------------------------------------------------------------------------------
 struct Answer : OfExchange {  // to a push or a pull. Bytes: a copy

@@ -87,7 +87,7 @@ void ShardServer::pull(int from, const message::Pull& m) {
   answer(m.shard);
 }
 void ShardServer::idle(int from, const message::Idle& m) {
-  held(m.shard).service->idle(from, m.exchange, m.is);
+  held(m.shard).service->idle(from, m.exchange, m.pause);
   answer(m.shard);
 }
 

@@ -88,7 +88,7 @@ void ShardService::push(int worker, ExchangeId exchange, const Tensor& gradient,
   if (!begins(worker, exchange, into)) return;
   Worker& w = workers_[std::size_t(worker)];
   w.pushes = w.here = true;
-  w.idle = false;
+  w.pause = {exchange, Pause::none};
   w.samples = samples;
   w.clock++;
   // Another owner has applied it, but could not confirm it.
@@ -120,9 +120,9 @@ void ShardService::pull(int worker, ExchangeId exchange, const Tensor& into) {
   w.here = w.here || options_.how.kind != Kind::bsp;
 }
 
-void ShardService::idle(int worker, ExchangeId exchange, bool is) {
+void ShardService::idle(int worker, ExchangeId exchange, Pause pause) {
   Worker& w = workers_[std::size_t(worker)];
-  if (exchange >= w.seen) w.idle = is;
+  if (exchange >= w.seen) w.pause = std::max(w.pause, {exchange, pause});
 }
 void ShardService::lost(int worker) {
   Worker& w = workers_[std::size_t(worker)];
@@ -169,11 +169,12 @@ void ShardService::apply_collected() {
 std::uint64_t ShardService::slowest() const {
   std::uint64_t clock = UINT64_MAX;
   for (const Worker& w : workers_)
-    if (w.here && !w.idle) clock = std::min(clock, w.clock);
+    if (w.here && !w.idle()) clock = std::min(clock, w.clock);
   return clock;
 }
 bool ShardService::nobody_pushes() const {
-  return std::ranges::all_of(workers_, [](const Worker& w) { return !w.here || w.idle || (w.waits > 0 && !w.pushes); });
+  return std::ranges::all_of(workers_,
+                             [](const Worker& w) { return !w.here || w.idle() || (w.waits > 0 && !w.pushes); });
 }
 
 // True if all workers that can push have pushed, or if a quorum has pushed and the grace time is over.
@@ -181,7 +182,7 @@ bool ShardService::enough_pushed(double now) {
   int pushed = 0, missing = 0;
   for (const Worker& w : workers_) {
     pushed += w.gradient.defined();
-    missing += !w.gradient.defined() && w.here && !w.idle;
+    missing += !w.gradient.defined() && w.here && !w.idle();
   }
   const Asynchrony& how = options_.how;
   due_ = how.kind == Kind::quorum && pushed >= how.quorum ? std::min(due_, now + how.grace) : never;

@@ -15,6 +15,7 @@
 #pragma once
 #include <cstdint>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include "dist/server/asynchrony.h"
@@ -27,6 +28,10 @@ using ExchangeId = std::uint64_t;
 // The result of a push. dropped: it was too late. left_out: with bsp, another gradient of its step was refused.
 // refused: it was not finite.
 enum class Verdict : std::uint8_t { taken, dropped, left_out, refused };
+
+// What a worker reports after a push. waits: for other shards, and cannot push. answered: by all, so it may push again.
+// idle: it has no lease. They follow in this order, so a message that arrives again, late, changes nothing.
+enum class Pause : std::uint8_t { none, waits, answered, idle };
 
 struct ShardCounts {
   std::uint64_t version = 0;              // updates applied
@@ -58,8 +63,8 @@ class ShardService {
   // Requests the weights without a push. Answered between two steps, so that the last weights contain all pushes.
   void pull(int worker, ExchangeId exchange, const Tensor& into);
   bool drops(int worker) const { return shard_.delay(worker) >= options_.how.bound; }  // if it pushed now
-  // No push follows that exchange for now, so that no worker waits for it; with `is` false, one may follow again.
-  void idle(int worker, ExchangeId exchange, bool is = true);
+  // No other worker waits for one that waits or is idle.
+  void idle(int worker, ExchangeId exchange, Pause pause = Pause::idle);
   void lost(int worker), returned(int worker);
 
   // The exchanges to be answered now; each worker occurs once. now: seconds of any clock, for the grace time of a
@@ -83,9 +88,11 @@ class ShardService {
 
  private:
   struct Worker {
-    ExchangeId seen = 0, waits = 0;  // waits: the exchange that it waits for; 0: none
-    bool pushes = false;             // that exchange is a push
-    bool here = true, idle = false;  // here: others may have to wait for it
+    ExchangeId seen = 0, waits = 0;           // waits: the exchange that it waits for; 0: none
+    bool pushes = false;                      // that exchange is a push
+    bool here = true;                         // others may have to wait for it
+    std::pair<ExchangeId, Pause> pause = {};  // its last report, and the exchange that it follows
+    bool idle() const { return pause.second == Pause::waits || pause.second == Pause::idle; }
     Verdict verdict = Verdict::taken;
     Tensor gradient;         // bsp, quorum: kept until enough workers have pushed
     std::int64_t delay = 0;  // its τ

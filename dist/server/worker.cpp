@@ -147,7 +147,7 @@ void Worker::owner_changed(std::uint64_t s) {
   sent_[s].clear();                                    // they went to the old owner
   answers_[s].reported_idle = false;                   // the new owner has not received it
   if (missing_ > 0 && !answers_[s].complete) push(s);  // the copy's table shows whether it is applied already
-  if (idle_ && missing_ == 0) send_idle(s, true);
+  if (idle_ && missing_ == 0) send_idle(s, Pause::idle);
   if (velocity_missing_[s]) ask_velocity_of(s);
 }
 
@@ -165,16 +165,18 @@ bool Worker::awaits(const message::LeaseIs& lease) {
 
 void Worker::be_idle() {
   idle_ = true;
-  for (std::uint64_t s = 0; s < shards_ && missing_ == 0; s++) send_idle(s, true);
+  for (std::uint64_t s = 0; s < shards_ && missing_ == 0; s++) send_idle(s, Pause::idle);
 }
-void Worker::send_idle(std::uint64_t s, bool is) { send(channel_, owner(s), message::Idle{{s, exchange_.id}, is}); }
+void Worker::send_idle(std::uint64_t s, Pause pause) {
+  send(channel_, owner(s), message::Idle{{s, exchange_.id}, pause});
+}
 
 // A wait of up to the grace time is usual, and so are answers that are a few milliseconds apart.
 void Worker::report_waiting(double now) {
   const double patience = std::max(0.1, layout_.options.how.grace);
   for (std::uint64_t s = 0; s < shards_ && missing_ > 0; s++)
     if (Answer& a = answers_[s]; a.complete && now > a.at + patience && !std::exchange(a.reported_idle, true))
-      send_idle(s, true);
+      send_idle(s, Pause::waits);
 }
 
 void Worker::ask_velocity(void* into) {
@@ -221,7 +223,7 @@ bool Worker::answered(const message::Answer& m, std::span<std::byte> bytes) {
   copies_[m.shard] = {.bytes = bytes, .version = m.version, .pushes = m.pushes};
   if (--missing_ > 0) return false;
   for (std::uint64_t s = 0; s < shards_; s++)
-    if (answers_[s].reported_idle) send_idle(s, false);
+    if (answers_[s].reported_idle) send_idle(s, Pause::answered);
   if (idle_) be_idle();  // be_idle() was called meanwhile
   return true;
 }

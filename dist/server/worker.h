@@ -82,7 +82,7 @@ class Worker {
     std::shared_ptr<const void> keep = {};  // owns the bytes, of rank 0's initial values
   };
   ExchangeId numbered(std::uint64_t count) const;
-  void push(std::uint64_t s), send_idle(std::uint64_t s, bool is), ask_velocity_of(std::uint64_t s);
+  void push(std::uint64_t s), send_idle(std::uint64_t s, Pause pause), ask_velocity_of(std::uint64_t s);
   void send_part(message::Push m, Range part);  // elements of the shard's part of the gradient
   std::vector<Range> not_sent(std::uint64_t s) const;
   int owner(std::uint64_t s) const { return layout_.owner[s]; }
