@@ -27,7 +27,7 @@ struct Batch {
   double weight() const { return own_weight > 0 ? own_weight : double(size()) / double(over_ranks()); }
 };
 
-// Workers that draw each from pictures of its own (datasets/partition.h).
+// The workers, where each has pictures of its own (datasets/partition.h).
 struct Parts {
   std::string name = {};                           // "dirichlet:alpha=0.5 among 4 workers"
   std::vector<std::vector<double>> pictures = {};  // of each worker and class; empty: all draw from all pictures

@@ -1,4 +1,4 @@
-// Biases, rows of another width, and conversions: what products and convolutions by the libraries leave to do.
+// Biases, rows of another width, and conversions: the work before and after the libraries' products and convolutions.
 #pragma once
 #include "cuda/columns.h"
 

@@ -11,7 +11,7 @@ while read -r room most; do
   is=$(lines "$room")
   [ "$is" -le "$most" ] || { echo "$room has $is lines of code, more than its ceiling of $most"; wrong=1; }
 done <<'END'
-core 7157
+core 7158
 autograd 3575
 layers 7142
 datasets 2238

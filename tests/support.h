@@ -33,7 +33,7 @@ testing::AssertionResult refused(const std::function<void()>& action, const std:
 // The call throws Error with a message that holds all parts.
 #define EXPECT_REFUSED(call, ...) EXPECT_TRUE(refused([&] { call; }, {__VA_ARGS__}))
 
-// What the E says that action throws; "": it throws none.
+// The text of the E that `action` throws. Empty: none.
 template <class E = Error>
 std::string error_of(const std::function<void()>& action) {
   try {
@@ -44,10 +44,10 @@ std::string error_of(const std::function<void()>& action) {
   return "";
 }
 
-// What action prints to stderr.
+// The text that `action` prints to stderr.
 std::string stderr_of(const std::function<void()>& action);
 
-// What a tensor holds, in the host's memory.
+// The bytes of a tensor, in host memory.
 std::vector<std::byte> bytes_of(const Tensor& t);
 
 // ---- backends -------------------------------------------------------------------------------------------------------

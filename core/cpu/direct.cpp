@@ -274,7 +274,8 @@ constexpr bool two_fit(int rows, int vectors) { return 2 * rows * vectors + 3 <=
 using WindowKernel = void (*)(const Geometry&, const float*, int, const float*, int, float*);
 template <int ROWS, int NV>
 WindowKernel window_kernel(bool two) {
-  return two ? windows_gradient < two_fit(ROWS, NV) ? 2 : 1, ROWS, NV > : windows_gradient<1, ROWS, NV>;
+  constexpr int most = two_fit(ROWS, NV) ? 2 : 1;
+  return two ? windows_gradient<most, ROWS, NV> : windows_gradient<1, ROWS, NV>;
 }
 template <int ROWS>
 WindowKernel window_kernel(int vectors, bool two) {

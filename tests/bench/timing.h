@@ -1,4 +1,4 @@
-// What the benches share: how long something takes, medians, and threads of a bench that is started in real time.
+// For all benches: how long something takes, medians, the memory of the process, the priorities of its threads.
 #pragma once
 #include <sched.h>
 #include <unistd.h>
@@ -38,8 +38,8 @@ inline std::size_t of_this_process(const std::string& field) {
   return 0;
 }
 
-// On a machine that other work is using, the bench may be started in real time (chrt -f 10): there, threads of equal
-// rank do not take turns, and those that move bytes must go before those that compute, as they would by themselves.
+// A bench may have a real-time priority (chrt -f 10), so that other work does not disturb it. Threads of equal priority
+// then do not take turns. Therefore the threads that move bytes get a higher priority than the thread that computes.
 inline void helpers_first() {
   sched_param mine{};
   if (sched_getscheduler(0) != SCHED_FIFO || sched_getparam(0, &mine) != 0) return;
