@@ -57,8 +57,8 @@ while [ "$shard" -lt "$shards" ]; do
 done
 wait
 
-# Three scripts at a time: they wait more than they compute.
-printf '%s\n' "$@" | xargs -r -P 3 -n 1 sh "$(dirname "$0")/run_check.sh" "$logs" "$limit" || {
+# Two scripts at a time: they wait more than they compute.
+printf '%s\n' "$@" | xargs -r -P 2 -n 1 sh "$(dirname "$0")/run_check.sh" "$logs" "$limit" || {
   echo 'FAILED: not every script was run to its end'
   echo 0 1 0 >"$logs/scripts.counts"
 }
