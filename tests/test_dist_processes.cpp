@@ -822,7 +822,7 @@ TEST(Channels, AStoppedOwnerThatWakesUpWritesNowhere) {
       raise(SIGSTOP);
       return 100.0;  // what it computes from now on is not what its successor does
     };
-    server_node.begin(weights, buffers, std::vector<float>(count / 64, 1.f), options, {0, 8});
+    server_node.begin(weights, buffers, std::vector<RuleBlock>(count / 64), options, {0, 8});
     server_node.pull(weights, buffers);
     while (rank == 1 && server_node.lease()) {
       server_node.push({gradient.data(), count, DType::f32}, buffers, 1, {});

@@ -129,15 +129,18 @@ std::vector<double> run_by_hand(const Step& step) {
   return ended;
 }
 
-// The schedule on shards that cut the vector at these places.
-std::vector<double> run(const std::string& rule_text, DType dtype, const std::vector<std::int64_t>& cuts = {0, n}) {
+// The schedule on shards that cut the vector at these places. A second tensor begins at `second`.
+std::vector<double> run(const std::string& rule_text, DType dtype, const std::vector<std::int64_t>& cuts = {0, n},
+                        std::int64_t second = n) {
   auto backend = reference_backend();
   const auto rule = make_rule(rule_text);
   const Tensor first = Tensor::of(*backend, {n}, drawn(0), dtype);
   std::vector<Shard> shards;
-  for (std::size_t s = 0; s + 1 < cuts.size(); s++)
-    shards.emplace_back(*rule, first.slice(cuts[s], cuts[s + 1]),
-                        std::vector<float>(std::size_t((cuts[s + 1] - cuts[s]) / 64), 1.f), 3);
+  for (std::size_t s = 0; s + 1 < cuts.size(); s++) {
+    std::vector<RuleBlock> blocks;
+    for (std::int64_t i = cuts[s]; i < cuts[s + 1]; i += 64) blocks.push_back({.tensor = i >= second});
+    shards.emplace_back(*rule, first.slice(cuts[s], cuts[s + 1]), blocks, 3);
+  }
   std::uint32_t pushes = 0;
   for (const Event& event : schedule) {
     Tensor g;
@@ -166,6 +169,7 @@ TEST(Rules, HandComputedSequences) {
   std::vector<std::string> names;
   for (const auto& [name, step] : by_hand)
     if (name.find(':') == name.npos) names.push_back(name);
+  names.push_back("heloco");  // the test below
   auto known = rule_names();
   std::sort(names.begin(), names.end()), std::sort(known.begin(), known.end());
   EXPECT_EQ(names, known) << "a rule has no hand-computed sequence";
@@ -173,10 +177,46 @@ TEST(Rules, HandComputedSequences) {
 
 TEST(Rules, DoNotSeeHowTheVectorIsCut) {
   for (const std::string& name : rule_names()) {
+    if (make_rule(name)->sees_tensors()) continue;
     const auto whole = run(name, DType::f32);
     EXPECT_EQ(whole, run(name, DType::f32, {0, 64, 192, n})) << name;
     EXPECT_EQ(whole, run(name, DType::f32, {0, 128, n})) << name;
   }
+}
+
+// heloco as its paper has it, in double, for a tensor [begin, end) of the vector.
+std::vector<double> heloco_by_hand(std::int64_t begin, std::int64_t end, double keep, double turn) {
+  std::vector<double> w = drawn(0), m(n);
+  std::uint32_t pushes = 0;
+  for (const Event& event : schedule) {
+    if (!event.push) continue;
+    std::vector<double> g = drawn(++pushes);
+    double gg = 0, mm = 0, gm = 0, uu = 0;
+    for (std::int64_t i = begin; i < end; i++) gg += g[i] * g[i], mm += m[i] * m[i], gm += g[i] * m[i];
+    const double G = std::sqrt(gg), M = std::sqrt(mm), c = M > 0 ? gm / G / M : 1, conf = G / (G + M);
+    const double beta = std::min(-c * conf, 1.0), lambda = std::min(turn * (1 - c) * conf, 1.0);
+    std::vector<double> u(n);
+    for (std::int64_t i = begin; i < end; i++) u[i] = (1 - lambda) * g[i] / G + lambda * m[i] / M, uu += u[i] * u[i];
+    for (std::int64_t i = begin; i < end; i++) {
+      if (c < 0) g[i] -= beta * c * G * m[i] / M;
+      if (0 <= c && c < keep) g[i] = G * u[i] / std::sqrt(uu);
+      m[i] = mu * m[i] + (1 - mu) * g[i];
+      w[i] -= eta * (g[i] + mu * m[i]);
+    }
+  }
+  return {w.begin() + begin, w.begin() + end};
+}
+
+TEST(Rules, HelocoTurnsEachTensorTowardsTheMomentum) {
+  for (const double keep : {0.0, 0.03125, 0.25})
+    for (const double turn : {0.5, 4.0}) {
+      const std::string rule = "heloco:keep=" + std::to_string(keep) + ",turn=" + std::to_string(turn);
+      std::vector<double> wanted = heloco_by_hand(0, 64, keep, turn), rest = heloco_by_hand(64, n, keep, turn);
+      wanted.insert(wanted.end(), rest.begin(), rest.end());
+      const std::vector<double> f64 = run(rule, DType::f64, {0, n}, 64);
+      EXPECT_EQ(f64, run(rule, DType::f64, {0, 64, n}, 64)) << "one tensor in each shard";
+      for (std::size_t i = 0; i < n; i++) ASSERT_NEAR(f64[i], wanted[i], 1e-7) << rule << " at " << i;
+    }
 }
 
 TEST(Rules, WithoutCorrectionTheyAreTheirSimplerKin) {
@@ -198,7 +238,7 @@ TEST(Rules, OneWorkerIsSGDWithMomentum) {
     sgd.clip_norm = sent.clip_norm = 0.5;
     sgd.bind(one), sent.bind(other);
     const auto rule = make_rule(name);
-    Shard shard(*rule, other.values, std::vector<float>(std::size_t(other.numel() / 64), 1.f), 1);
+    Shard shard(*rule, other.values, std::vector<RuleBlock>(std::size_t(other.numel() / 64)), 1);
     for (std::uint32_t step = 0; step < 30; step++) {
       const std::vector<double> pixels = drawn(step);
       const Tensor x = Tensor::of(*backend, {2, 96}, std::span(pixels).first(192));
@@ -221,7 +261,7 @@ TEST(Rules, OneWorkerIsSGDWithMomentum) {
 TEST(Rules, DanaDcSendsWhereAllMomentumWillHaveBroughtTheWeights) {
   auto backend = reference_backend(1);
   const auto rule = make_rule("dana-dc:lambda=0");
-  Shard shard(*rule, Tensor::full(*backend, {64}, 1, DType::f64), {1.f}, 2);
+  Shard shard(*rule, Tensor::full(*backend, {64}, 1, DType::f64), {RuleBlock{}}, 2);
   const auto push = [&](int worker, double g, double rate) {
     shard.push(worker, Tensor::full(*backend, {64}, g, DType::f64), rate, 0.5);
     return shard.pull(worker).values()[0];
@@ -238,7 +278,7 @@ TEST(Rules, OneWorkerIsPlainSGD) {
   auto backend = reference_backend(1);
   const auto trained = [&](const char* name) {
     const auto rule = make_rule(name);
-    Shard shard(*rule, Tensor::of(*backend, {n}, drawn(0), DType::f32), std::vector<float>(n / 64, 1.f), 1);
+    Shard shard(*rule, Tensor::of(*backend, {n}, drawn(0), DType::f32), std::vector<RuleBlock>(n / 64), 1);
     for (std::uint32_t k = 1; k < 9; k++)
       shard.pull(0), shard.push(0, Tensor::of(*backend, {n}, drawn(k), DType::f32), 0.1, 0.9);
     return shard.values().values();

@@ -61,7 +61,7 @@ struct Rank {
         node(std::move(channel), deadline, std::move(notify)) {}
   void begin(ServerOptions options, WorkLeases leases) {
     if (!options.learning_rate) options.learning_rate = [](std::int64_t) { return 1.0; };
-    node.begin(whole(weights), whole(buffers), std::vector<float>(std::size_t(weights.numel() / 64), 1.f),
+    node.begin(whole(weights), whole(buffers), std::vector<RuleBlock>(std::size_t(weights.numel() / 64)),
                std::move(options), std::move(leases));
   }
   bool pull() { return node.pull(whole(weights), whole(buffers)); }
@@ -442,7 +442,7 @@ struct Alone {
   ShardService service;
   explicit Alone(const char* how, int workers = 2)
       : rule(make_rule(Asynchrony::parse(how).rule)),
-        service(*rule, Tensor::zeros(*backend, {64}), {1.f}, workers,
+        service(*rule, Tensor::zeros(*backend, {64}), {RuleBlock{}}, workers,
                 {.how = Asynchrony::parse(how), .learning_rate = [this](std::int64_t pushes) {
                    rates_for.push_back(pushes);
                    return 1.0;
@@ -729,7 +729,7 @@ TEST(Server, ARecordedRunIsRepeatedToTheBit) {
         };
         const Tensor first = part(drawn(0));
         const auto rule = make_rule(o.how.rule);
-        Shard shard(*rule, first, std::vector<float>(std::size_t(first.numel() / 64), 1.f), ranks);
+        Shard shard(*rule, first, std::vector<RuleBlock>(std::size_t(first.numel() / 64)), ranks);
         std::int64_t pushes = 0;
         std::size_t pulls = 0;
         for (const ShardEvent& e : ends[s].events) {
@@ -752,7 +752,7 @@ TEST(Shard, NothingIsKeptOfAWorkerWhoseNumberIsAnothersNow) {
     SCOPED_TRACE(name);
     const auto rule = make_rule(name);
     const Tensor g = Tensor::full(*backend, {64}, 1);
-    Shard shard(*rule, Tensor::zeros(*backend, {64}), {1.f}, 2);
+    Shard shard(*rule, Tensor::zeros(*backend, {64}), {RuleBlock{}}, 2);
     for (int worker : {0, 1, 0}) shard.pull(worker), shard.push(worker, g, 0.1, 0.9);
     shard.forget(1);
     const std::vector<Tensor> kept = shard.kept();
@@ -888,7 +888,7 @@ TEST(Server, WhoWasGivenUpWritesNoAnswersAnyMore) {
     layouts.push_back(std::make_unique<ServerLayout>(
         ServerOptions{.how = Asynchrony::parse("asgd"), .learning_rate = [](std::int64_t) { return 1.0; }}, 3,
         DType::f32, 3 * 1024, 0));
-    owners.push_back(std::make_unique<ShardServer>(*layouts.back(), *channel, std::vector<float>(48, 1.f)));
+    owners.push_back(std::make_unique<ShardServer>(*layouts.back(), *channel, std::vector<RuleBlock>(48)));
     channel->share(64);  // so that the others know that they reach it
   }
   std::vector<float> w(3 * 1024), nothing(64);

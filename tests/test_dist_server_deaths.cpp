@@ -80,7 +80,7 @@ Outcome run(const Drill& drill) {
         };
         dawdle(2, 12);
         if (drill.late >= 0) std::this_thread::sleep_for(ms(r == drill.late ? 5 : 20 * std::min(1, life)));
-        server_node.begin(whole(weights), whole(s), std::vector<float>(n / 64, 1.f),
+        server_node.begin(whole(weights), whole(s), std::vector<RuleBlock>(n / 64),
                           {.how = Asynchrony::parse(drill.strategy),
                            .servers = drill.servers,
                            .momentum = 0.5,

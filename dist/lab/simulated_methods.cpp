@@ -26,7 +26,7 @@ class ByServers : public Method {
         of_means_(how.of_means()),
         ring_(ring),
         rule_(s.rule(how.rule)),
-        service_(*rule_, s.flat().values, learning_rate_scales(s.flat()), s.workers(),
+        service_(*rule_, s.flat().values, rule_blocks(s.flat()), s.workers(),
                  {.how = how, .momentum = s.momentum(), .learning_rate = [&s](std::int64_t) { return s.rate(); }}),
         exchanges_(std::size_t(s.workers())),
         sent_(std::size_t(s.workers())),
@@ -116,7 +116,7 @@ class OwnSteps : public Method {
       rule_->push({.w = w.x.write<float>(),
                    .g = s_.computed().data<float>(),
                    .velocity = w.velocity.write<float>(),
-                   .scales = scales_.data()},
+                   .blocks = blocks_.data()},
                   w.x.numel(), Hyper{.learning_rate = s_.rate(), .momentum = s_.momentum()});
     return finite;
   }
@@ -126,7 +126,7 @@ class OwnSteps : public Method {
 
  private:
   const std::unique_ptr<Rule> rule_ = make_rule("asgd-m");
-  const std::vector<float> scales_ = learning_rate_scales(s_.flat());
+  const std::vector<RuleBlock> blocks_ = rule_blocks(s_.flat());
 };
 
 // Each worker has weights and a velocity, makes H SGD steps, and then exchanges the result as in rounds.h. Under easgd

@@ -251,6 +251,53 @@ struct Averaging {
   }
 };
 
+// Heterogeneous low communication (Al Asif et al., arXiv 2606.00271): a late change g of the weights is turned, tensor
+// by tensor, towards the momentum m of the shard; c is the cosine between the two, conf = ‖g‖/(‖g‖ + κ‖m‖).
+//   c ≥ c_ok:      ĝ = g
+//   0 ≤ c < c_ok:  ĝ = ‖g‖·u/‖u‖, u = (1 − λ)·g/‖g‖ + λ·m/‖m‖, λ = min(k_d·(1 − c)·conf, 1)
+//   c < 0:         ĝ = g − β·c·‖g‖·m/‖m‖, β = min(k_s·(−c)·conf, β_max)
+//   m = μ·m + (1 − μ)·ĝ;  w −= η·(ĝ + μ·m)
+// The formulas are the paper's; the constants are ours, since we have not seen the paper's.
+template <class T>
+struct Heloco {
+  static constexpr Rule::Keeps keeps{.velocity = true};
+  T mu;
+  double keep, shrink, most, turn, kappa;
+  T of_g = 1, of_m = 0;  // ĝ = of_g·g + of_m·m in the present tensor
+  Heloco(const Hyper& h, const Constants& k)
+      : mu(rounded<T>(h.momentum)),
+        keep(k.at("keep")),
+        shrink(k.at("shrink")),
+        most(k.at("most")),
+        turn(k.at("turn")),
+        kappa(k.at("kappa")) {}
+  void begin_tensor(const RuleVectors<T>& x, std::int64_t begin, std::int64_t end) {
+    double gg = 0, mm = 0, gm = 0;
+#pragma omp simd reduction(+ : gg, mm, gm)
+    for (std::int64_t i = begin; i < end; i++) {
+      gg += double(x.g[i]) * x.g[i];
+      mm += double(x.velocity[i]) * x.velocity[i];
+      gm += double(x.g[i]) * x.velocity[i];
+    }
+    const double g = std::sqrt(gg), m = std::sqrt(mm);
+    of_g = 1;
+    of_m = 0;
+    if (g == 0 || m == 0) return;
+    const double c = gm / (g * m), confidence = g / (g + kappa * m);
+    if (c < 0) of_m = T(-std::min(shrink * -c * confidence, most) * c * g / m);
+    if (c < 0 || c >= keep) return;
+    const double lambda = std::min(turn * (1 - c) * confidence, 1.0);
+    const double norm = std::sqrt((1 - lambda) * (1 - lambda) + lambda * lambda + 2 * lambda * (1 - lambda) * c);
+    of_g = T((1 - lambda) / norm);
+    of_m = T(lambda * g / (norm * m));
+  }
+  void operator()(const RuleVectors<T>& x, T rate, std::int64_t i) const {
+    const T turned = of_g * x.g[i] + of_m * x.velocity[i];
+    x.velocity[i] = fused(mu, x.velocity[i], (1 - mu) * turned);
+    x.w[i] = fused(-rate, fused(mu, x.velocity[i], turned), x.w[i]);
+  }
+};
+
 // ---- from a formula to a rule ---------------------------------------------------------------------------------------
 template <template <class> class Formula>
 class RuleOf final : public Rule {
@@ -258,6 +305,7 @@ class RuleOf final : public Rule {
   RuleOf(std::string name, Constants constants) : name_(std::move(name)), constants_(std::move(constants)) {}
   std::string name() const override { return name_; }
   Keeps keeps() const override { return Formula<float>::keeps; }
+  bool sees_tensors() const override { return sees<Formula<float>>; }
   double clip() const override { return constants_.count("clip") ? constants_.at("clip") : 0; }
   void push(const RuleVectors<float>& x, std::int64_t n, const Hyper& h) const override { run(x, n, h); }
   void push(const RuleVectors<double>& x, std::int64_t n, const Hyper& h) const override { run(x, n, h); }
@@ -268,7 +316,7 @@ class RuleOf final : public Rule {
     for (std::int64_t i = 0; i < n; i++) {
       double c = 0;
       if constexpr (requires { f.correction(x, 0.f, i, 0.f); })
-        c = f.correction(x, float(h.learning_rate) * x.scales[i / block], i, f.mean_square(x, i));
+        c = f.correction(x, float(h.learning_rate) * x.blocks[i / block].scale, i, f.mean_square(x, i));
       else if constexpr (requires { f.correction(x, i); })
         c = f.correction(x, i);
       else
@@ -280,13 +328,23 @@ class RuleOf final : public Rule {
   }
 
  private:
+  template <class F>
+  static constexpr bool sees = requires {
+    &F::begin_tensor;
+  };
   template <class T>
   void run(const RuleVectors<T>& given, std::int64_t n, const Hyper& h) const {
-    const Formula<T> f(h, constants_);
+    Formula<T> f(h, constants_);
     const RuleVectors<T> x = given;  // a local copy: no store changes its pointers, so none is read again
     const T eta = rounded<T>(h.learning_rate);
     for (std::int64_t b = 0; b < n; b += block) {
-      const T rate = eta * T(x.scales[b / block]);
+      const T rate = eta * T(x.blocks[b / block].scale);
+      if constexpr (sees<Formula<T>>)
+        if (b == 0 || x.blocks[b / block].tensor != x.blocks[b / block - 1].tensor) {
+          std::int64_t end = b + block;
+          while (end < n && x.blocks[end / block].tensor == x.blocks[b / block].tensor) end += block;
+          f.begin_tensor(x, b, end);
+        }
 #pragma omp simd
       for (std::int64_t i = b; i < b + block; i++) f(x, rate, i);
     }
@@ -310,7 +368,8 @@ std::unique_ptr<Rule> make_ddc(std::string name, Constants constants) {
 }
 const std::vector<Row>& table() {
   static const Constants adaptive{{"lambda", 2}, {"decay", 0.95}},
-      dynamic{{"lambda", 50}, {"decay", 0.95}, {"clamp", 1}, {"trust", 1}, {"ahead", 1}, {"own", 1}};
+      dynamic{{"lambda", 50}, {"decay", 0.95}, {"clamp", 1}, {"trust", 1}, {"ahead", 1}, {"own", 1}},
+      aligned{{"keep", 0.2}, {"shrink", 1}, {"most", 1}, {"turn", 0.5}, {"kappa", 1}};
   static const std::vector<Row> rows{{"ddc-asgd", dynamic, make_ddc},
                                      {"asgd", {}, make<Asgd>},
                                      {"asgd-m", {}, make<MomentumAsgd>},
@@ -323,7 +382,8 @@ const std::vector<Row>& table() {
                                      {"dc-asgd-k", adaptive, make<DcAsgdK>},
                                      {"dana-slim", {}, make<DanaSlim>},
                                      {"dana-dc", adaptive, make<DanaDc>},
-                                     {"delayed-nesterov", {{"every", 4}}, make<DelayedNesterov>}};
+                                     {"delayed-nesterov", {{"every", 4}}, make<DelayedNesterov>},
+                                     {"heloco", aligned, make<Heloco>}};
   return rows;
 }
 

@@ -1,6 +1,7 @@
 // Update rules: how the owner of a shard applies a late gradient. The worker computed the gradient at the weights that
-// it had received; τ other gradients have been applied since then. Every rule is element-wise, so its result does not
-// depend on how the vector is divided into shards. rules.cpp has the formulas, the constants and their sources.
+// it had received; τ other gradients have been applied since then. Every rule but heloco is element-wise, so its result
+// does not depend on how the vector is divided into shards; heloco treats a tensor that two shards share as two
+// tensors. rules.cpp has the formulas, the constants and their sources.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -9,16 +10,22 @@
 
 namespace tandem {
 
+// A block of 64 elements of the vector.
+struct RuleBlock {
+  float scale = 1;          // the learning-rate factor; 0: frozen
+  std::int32_t tensor = 0;  // the index of the tensor that it belongs to
+};
+
 // The vectors of one shard and one worker. A vector that the rule does not keep may be null.
 template <class T>
 struct RuleVectors {
-  T* w = nullptr;                 // the shard's weights
-  const T* g = nullptr;           // the gradient, including weight decay
-  T* velocity = nullptr;          // the shard's; if the rule also keeps `own`, the sum of these
-  const T* sent = nullptr;        // the weights w that were last sent to this worker
-  T* square_avg = nullptr;        // this worker's running mean of g²
-  T* own = nullptr;               // this worker's velocity
-  const float* scales = nullptr;  // learning-rate factors, one per block of 64 elements; 0: frozen
+  T* w = nullptr;                     // the shard's weights
+  const T* g = nullptr;               // the gradient, including weight decay
+  T* velocity = nullptr;              // the shard's; if the rule also keeps `own`, the sum of these
+  const T* sent = nullptr;            // the weights w that were last sent to this worker
+  T* square_avg = nullptr;            // this worker's running mean of g²
+  T* own = nullptr;                   // this worker's velocity
+  const RuleBlock* blocks = nullptr;  // one per 64 elements
 };
 
 struct Hyper {  // values at the time of a push
@@ -37,6 +44,7 @@ class Rule {
   virtual ~Rule() = default;
   virtual std::string name() const = 0;
   virtual Keeps keeps() const = 0;
+  virtual bool sees_tensors() const { return false; }  // then push() gets whole vectors, else any part of them
   // A worker clips its whole gradient to this norm, before weight decay is added and before it is pushed. 0: no
   // clipping.
   virtual double clip() const { return 0; }

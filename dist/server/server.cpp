@@ -61,14 +61,14 @@ std::vector<std::string> ServerNode::gather(const std::string& mine) {
   return all;
 }
 
-void ServerNode::begin(Buffer parameters, Buffer buffers, std::vector<float> scales, ServerOptions options,
+void ServerNode::begin(Buffer parameters, Buffer buffers, std::vector<RuleBlock> blocks, ServerOptions options,
                        WorkLeases leases, Buffer velocity) {
   layout_ =
       std::make_unique<ServerLayout>(std::move(options), size(), parameters.dtype, parameters.count, buffers.count);
   check_snapshots();
-  scales.resize(std::size_t(layout_->whole() / 64), 1.f);
+  blocks.resize(std::size_t(layout_->whole() / 64));
   worker_ = std::make_unique<Worker>(*layout_, *channel_);
-  shard_server_ = std::make_unique<ShardServer>(*layout_, *channel_, std::move(scales));
+  shard_server_ = std::make_unique<ShardServer>(*layout_, *channel_, std::move(blocks));
   if (rank() == 0) worker_->keep_first(parameters, buffers, velocity);
   post([this, leases]() mutable {
     // A rejoined rank does not know the current owners of the shards.

@@ -8,7 +8,7 @@
 // shard.
 //
 //   ServerNode node(std::move(channel));
-//   node.begin(weights, statistics, scales, options, leases);
+//   node.begin(weights, statistics, blocks, options, leases);
 //   node.pull(weights, statistics);                        // rank 0's, the same on all ranks
 //   while (auto lease = node.lease()) {                    // the next batch; with bsp it is requested already
 //     …
@@ -79,10 +79,10 @@ class ServerNode {
   // Every rank's text, in the order of ranks; empty for lost ranks. All ranks call it.
   std::vector<std::string> gather(const std::string& mine);
 
-  // Vectors in host memory, f32 or f64; training begins with those of rank 0. scales: learning-rate factors, one per 64
-  // elements. The member's thread calls learning_rate. Rank 0's leases are used. velocity: at rank 0, the result of
+  // Vectors in host memory, f32 or f64; training begins with those of rank 0. blocks: one per 64 elements of the
+  // parameters. The member's thread calls learning_rate. Rank 0's leases are used. velocity: at rank 0, the result of
   // velocity(), to resume training; none: zero.
-  void begin(Buffer parameters, Buffer buffers, std::vector<float> scales, ServerOptions options, WorkLeases leases,
+  void begin(Buffer parameters, Buffer buffers, std::vector<RuleBlock> blocks, ServerOptions options, WorkLeases leases,
              Buffer velocity = {});
   // Waits for the next step of this worker. Nothing: the run is over. A rank that only serves stays in this call. It
   // polls asked_to_stop and calls stop() if that is true.

@@ -45,11 +45,15 @@ int ServerLayout::successor(int rank, const std::vector<bool>& living) const {
   return rank;
 }
 
-std::vector<float> learning_rate_scales(const FlatParameters& flat) {
-  std::vector<float> all(std::size_t(flat.numel() / FlatParameters::alignment));
-  for (const ParameterRange& s : flat.parameter_ranges())
+std::vector<RuleBlock> rule_blocks(const FlatParameters& flat, bool scaled) {
+  std::vector<RuleBlock> all(std::size_t(flat.numel() / FlatParameters::alignment));
+  std::int32_t tensor = 0;
+  for (const ParameterRange& s : flat.parameter_ranges()) {
+    const float scale = !scaled ? 1 : s.frozen ? 0 : float(s.learning_rate_scale);
     for (std::int64_t i = s.local_begin; i < s.local_begin + s.length; i += FlatParameters::alignment)
-      all[std::size_t(i / FlatParameters::alignment)] = s.frozen ? 0 : float(s.learning_rate_scale);
+      all[std::size_t(i / FlatParameters::alignment)] = {scale, tensor};
+    tensor++;
+  }
   return all;
 }
 

@@ -58,7 +58,8 @@ struct ServerLayout {
   int successor(int rank, const std::vector<bool>& living) const;
 };
 
-// The factor of the learning rate for each 64 elements of the parameters. Frozen elements have 0.
-std::vector<float> learning_rate_scales(const FlatParameters& flat);
+// For each 64 elements of the parameters. scaled: with the learning-rate factors of the parameters, 0 where frozen;
+// otherwise all are 1.
+std::vector<RuleBlock> rule_blocks(const FlatParameters& flat, bool scaled = true);
 
 }  // namespace tandem

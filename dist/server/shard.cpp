@@ -10,14 +10,14 @@
 
 namespace tandem {
 
-Shard::Shard(const Rule& rule, const Tensor& first, std::vector<float> scales, int workers)
+Shard::Shard(const Rule& rule, const Tensor& first, std::vector<RuleBlock> blocks, int workers)
     : rule_(rule),
       values_(first.clone()),
-      scales_(std::move(scales)),
+      blocks_(std::move(blocks)),
       workers_(std::size_t(workers)),
       mean_delay_(workers - 1) {
-  require(std::int64_t(scales_.size()) * 64 == first.numel(), "a shard of ", first.numel(), " elements has ",
-          scales_.size(), " scales, one for each 64 are wanted");
+  require(std::int64_t(blocks_.size()) * 64 == first.numel(), "a shard of ", first.numel(), " elements has ",
+          blocks_.size(), " blocks, one for each 64 elements are wanted");
   MemoryUse use(Use::optimizer);
   auto zeros = [&] { return Tensor::zeros(first.backend(), first.shape(), first.dtype()); };
   if (rule.keeps().velocity) velocity_ = zeros();
@@ -32,7 +32,7 @@ template <class T>
 RuleVectors<T> Shard::vectors(Worker& worker, const Tensor& gradient) const {
   auto write = [](Tensor& t) { return t.defined() ? t.write<T>() : nullptr; };
   return {values_.write<T>(),       gradient.data<T>(), write(velocity_), worker.sent.data<T>(),
-          write(worker.square_avg), write(worker.own),  scales_.data()};
+          write(worker.square_avg), write(worker.own),  blocks_.data()};
 }
 
 void Shard::was_sent(Worker& w, const Tensor& at) {
@@ -60,12 +60,12 @@ void Shard::apply(Worker& worker, const Tensor& gradient, const Hyper& hyper, co
   if (!into) return rule_.push(all, values_.numel(), hyper);
   Tensor at = *into;
   T* out = at.write<T>();
-  constexpr std::int64_t block = 8192;
+  const std::int64_t block = rule_.sees_tensors() ? values_.numel() : 8192;
   for (std::int64_t i = 0; i < values_.numel(); i += block) {
     const std::int64_t n = std::min(block, values_.numel() - i);
     auto from = [&](auto* p) { return p ? p + i : nullptr; };
     rule_.push({from(all.w), from(all.g), from(all.velocity), from(all.sent), from(all.square_avg), from(all.own),
-                all.scales + i / 64},
+                all.blocks + i / 64},
                n, hyper);
     std::memcpy(out + i, all.w + i, std::size_t(n) * sizeof(T));
   }

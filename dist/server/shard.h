@@ -15,9 +15,9 @@ namespace tandem {
 
 class Shard {
  public:
-  // first: the initial weights, f32 or f64, in host memory; their number is a multiple of 64. scales: learning-rate
-  // factors, one per 64 weights. The rule must outlive the shard.
-  Shard(const Rule& rule, const Tensor& first, std::vector<float> scales, int workers);
+  // first: the initial weights, f32 or f64, in host memory; their number is a multiple of 64. blocks: one per
+  // 64 weights. The rule must outlive the shard.
+  Shard(const Rule& rule, const Tensor& first, std::vector<RuleBlock> blocks, int workers);
 
   // The current weights, in memory that does not change until this worker's next pull. into: the caller's memory for
   // them.
@@ -63,7 +63,7 @@ class Shard {
 
   const Rule& rule_;
   mutable Tensor values_, velocity_;
-  std::vector<float> scales_;
+  std::vector<RuleBlock> blocks_;
   mutable std::vector<Worker> workers_;
   std::uint64_t version_ = 0;
   double mean_delay_;

@@ -7,10 +7,10 @@
 #include "dist/job/frames.h"
 
 namespace tandem {
-ShardServer::ShardServer(const ServerLayout& layout, Channel& channel, std::vector<float> scales)
+ShardServer::ShardServer(const ServerLayout& layout, Channel& channel, std::vector<RuleBlock> blocks)
     : layout_(layout),
       channel_(channel),
-      scales_(std::move(scales)),
+      blocks_(std::move(blocks)),
       rule_(make_rule(layout.options.how.rule)),
       // With bsp the statistics of a step are already pushed as one mean.
       averaging_(averaging_rule(layout.options.how.kind == Asynchrony::Kind::bsp ? 1.0 : 1.0 / layout.workers())),
@@ -131,9 +131,9 @@ void ShardServer::serve(std::uint64_t s, const Tensor& first) {
   // Statistics are averaged in as they arrive: the mean of a quorum would replace the contributions of the other
   // workers. The statistics of a batch whose gradient is dropped count too.
   if (options.how.kind != Asynchrony::Kind::bsp && !options.how.takes_each() && !parameters) options.how = {};
-  held(s).service = std::make_unique<ShardService>(parameters ? *rule_ : *averaging_, first,
-                                                   std::vector<float>(scales_.begin() + begin, scales_.begin() + end),
-                                                   layout_.workers(), std::move(options));
+  held(s).service = std::make_unique<ShardService>(
+      parameters ? *rule_ : *averaging_, first, std::vector<RuleBlock>(blocks_.begin() + begin, blocks_.begin() + end),
+      layout_.workers(), std::move(options));
   const std::vector<bool> living = channel_.living();
   // No worker waits for a rank that is absent, or may not have rejoined yet, until that rank sends a request here.
   for (int m = 0; m < layout_.workers(); m++)

@@ -26,8 +26,8 @@ namespace tandem {
 
 class ShardServer {
  public:
-  // scales: learning-rate factors, one per 64 elements of all shards. Throws UsageError if the rule does not exist.
-  ShardServer(const ServerLayout& layout, Channel& channel, std::vector<float> scales);
+  // blocks: one per 64 elements of all shards. Throws UsageError if the rule does not exist.
+  ShardServer(const ServerLayout& layout, Channel& channel, std::vector<RuleBlock> blocks);
   ~ShardServer();
 
   bool serves(std::uint64_t s) const { return shards_[s].service != nullptr; }  // it has its weights
@@ -81,7 +81,7 @@ class ShardServer {
 
   const ServerLayout& layout_;
   Channel& channel_;
-  const std::vector<float> scales_;
+  const std::vector<RuleBlock> blocks_;
   std::unique_ptr<Rule> rule_, averaging_;
   std::unique_ptr<Backend> host_;
   std::shared_ptr<void> others_;  // owner of memory that others keep

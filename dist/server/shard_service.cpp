@@ -42,10 +42,10 @@ double ShardCounts::participation() const {
   return all > 0 ? used / all : 1;
 }
 
-ShardService::ShardService(const Rule& rule, const Tensor& first, std::vector<float> scales, int workers,
+ShardService::ShardService(const Rule& rule, const Tensor& first, std::vector<RuleBlock> blocks, int workers,
                            ServerOptions options)
     : options_(std::move(options)),
-      shard_(rule, first, std::move(scales), workers),
+      shard_(rule, first, std::move(blocks), workers),
       workers_(std::size_t(workers)),
       applied_(std::size_t(workers)) {
   for (auto* count : {&counts_.applied, &counts_.dropped, &counts_.refused}) count->resize(workers_.size());

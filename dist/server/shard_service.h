@@ -54,7 +54,8 @@ class ShardService {
   static constexpr std::size_t longest_delay = 1 << 16;  // longer delays are counted together
 
   // It uses these options: how, momentum, learning_rate and record.
-  ShardService(const Rule& rule, const Tensor& first, std::vector<float> scales, int workers, ServerOptions options);
+  ShardService(const Rule& rule, const Tensor& first, std::vector<RuleBlock> blocks, int workers,
+               ServerOptions options);
 
   // A whole push has arrived; the gradient must stay unchanged until the worker is answered. A
   // repeated exchange is ignored. samples = 0: the worker reports that the gradient is not finite. into: memory

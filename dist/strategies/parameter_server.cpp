@@ -294,7 +294,7 @@ class ParameterServer : public Strategy {
       o.learning_rate = [this](std::int64_t) { return learning_rate_.load(); };
     }
     // A user's own loop does not report whether it resumes: its velocity is always used. It is zero in a new run.
-    vectors_.begin(std::move(o), std::move(leases), round() ? std::vector<float>() : learning_rate_scales(*flat_),
+    vectors_.begin(std::move(o), std::move(leases), rule_blocks(*flat_, !round()),
                    plan_.resumed || !leased_ ? velocity() : Tensor());
     begun_ = true;
     if (trains()) vectors_.pull();

@@ -74,17 +74,17 @@ void ServedVectors::begin_rounds() {
   m_.fill(0);
 }
 
-void ServedVectors::begin(ServerOptions options, WorkLeases leases, const std::vector<float>& scales, Tensor velocity) {
+void ServedVectors::begin(ServerOptions options, WorkLeases leases, const std::vector<RuleBlock>& blocks,
+                          Tensor velocity) {
   OnHost host;
   std::vector<std::byte> velocity_part;
   Buffer v;
   if (velocity.defined()) v = packed(host.download(velocity), velocity_part);
-  std::vector<float> scales_part;
+  std::vector<RuleBlock> blocks_part;
   for (const Range& r : ranges_)
-    if (!scales.empty())
-      scales_part.insert(scales_part.end(), scales.begin() + r.begin / FlatParameters::alignment,
-                         scales.begin() + r.end / FlatParameters::alignment);
-  node_.begin(packed(values_.download(flat_->values), pulled_), present_buffers(), std::move(scales_part),
+    blocks_part.insert(blocks_part.end(), blocks.begin() + r.begin / FlatParameters::alignment,
+                       blocks.begin() + r.end / FlatParameters::alignment);
+  node_.begin(packed(values_.download(flat_->values), pulled_), present_buffers(), std::move(blocks_part),
               std::move(options), std::move(leases), v);
 }
 

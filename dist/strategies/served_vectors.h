@@ -38,9 +38,9 @@ class ServedVectors {
   // Rounds (parameter_server.h): the worker updates the values itself, and pushes Δ = θ − x.
   void begin_rounds();
 
-  // Calls the node's begin() with the current values. scales: learning-rate factors, one per 64 elements; empty: 1.
+  // Calls the node's begin() with the current values. blocks: one per 64 elements of the parameters.
   // velocity: to resume training; undefined: zeros.
-  void begin(ServerOptions options, WorkLeases leases, const std::vector<float>& scales, Tensor velocity);
+  void begin(ServerOptions options, WorkLeases leases, const std::vector<RuleBlock>& blocks, Tensor velocity);
   void step_begins(bool sends);                 // false: nothing is sent before combine()
   void ready(const ParameterRange& parameter);  // its gradient is final
   // After backward: sums `step` and the gradients over the machine. This rank's part of the gradients is converted to

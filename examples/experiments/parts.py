@@ -8,7 +8,8 @@
 Every run of build/simulate is a line of parts_bias.jsonl or parts_table.jsonl as soon as it ends, so a study may be
 interrupted anywhere.
 
-bias: half of 10 workers take four times as long, and they alone have classes 0 to 4 of Fashion-MNIST.
+bias: half of 10 workers take four times as long, and they alone have classes 0 to 4 of Fashion-MNIST. No momentum, except the mean of
+    changes that heloco is made of.
 table: CIFAR-10 (arXiv 2102.02079, the network conv 5×5×6, conv 5×5×16, 120, 84, 10; last accuracy, in %)."""
 import argparse
 import json
@@ -21,10 +22,11 @@ HERE = pathlib.Path(__file__).resolve().parent
 SIMULATE = HERE.parents[1] / "build" / "simulate"
 T = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}  # two-sided 95 %, by the number of seeds
 
-RULES = ["asgd", "rescaled", "ddc-asgd", "ringmaster:R=10", "delay-adaptive", "rennala:B=10", "fedbuff:B=10"]
+RULES = ["asgd", "rescaled", "ddc-asgd", "ringmaster:R=10", "delay-adaptive", "rennala:B=10", "fedbuff:B=10",
+         "heloco"]
 BIAS = [{"name": rule, "seed": seed, "options": {
     "--strategy": rule, "--seed": seed, "--workers": 10, "--partition": "groups:n=2", "--slow": slow,
-    "--model": "mlp", "--epochs": 3, "--batch": 64, "--lr": 0.05, "--momentum": 0, "--schedule": "cosine",
+    "--model": "mlp", "--epochs": 3, "--batch": 64, "--lr": 0.05, "--momentum": 0.9 if rule == "heloco" else 0, "--schedule": "cosine",
     "--evaluate-on": "test"}} for slow in ("classes:0-4:4", "") for seed in range(1, 6) for rule in RULES]
 
 PUBLISHED = {"dirichlet:alpha=0.5": (68.2, 67.9, 69.8, 66.8), "classes:k=2": (49.8, 50.7, 49.1, 46.5),

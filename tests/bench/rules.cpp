@@ -20,10 +20,10 @@ int main(int argc, char** argv) {
     for (std::int64_t i = 0; i < n; i++) v[std::size_t(i)] = scale * (float(i * 7 % 1001) / 500 - 1);
     return v;
   };
-  std::vector<float> w = vector(0.1f), g = vector(0.01f), velocity(n), sent = vector(0.1001f), square_avg(n), own(n),
-                     scales(n / 64, 1.f);
+  std::vector<float> w = vector(0.1f), g = vector(0.01f), velocity(n), sent = vector(0.1001f), square_avg(n), own(n);
+  const std::vector<RuleBlock> blocks(n / 64);
   const RuleVectors<float> x{w.data(),          g.data(),   velocity.data(), sent.data(),
-                             square_avg.data(), own.data(), scales.data()};
+                             square_avg.data(), own.data(), blocks.data()};
   std::string lines;
   for (const std::string& name : rule_names()) {
     const auto rule = make_rule(name);

@@ -25,7 +25,7 @@ int main(int argc, char** argv) {
     auto gradient = server_node.memory(bytes), weights = server_node.memory(bytes);
     const Buffer g{gradient.get(), n, DType::f32}, w{weights.get(), n, DType::f32};
     constexpr int rounds = 15;
-    server_node.begin(w, {}, std::vector<float>(std::size_t(n / 64), 1.f),
+    server_node.begin(w, {}, std::vector<RuleBlock>(std::size_t(n / 64)),
                       {.how = Asynchrony::parse("asp+asgd"),
                        .servers = server_node.size() - 1,
                        .learning_rate = [](std::int64_t) { return 1e-3; },
