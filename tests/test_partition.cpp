@@ -209,18 +209,15 @@ struct Merges : testing::Test {
     }
     return all;
   }
-  const Values theta{0.5, -1, 2, 0.25}, x1{0.1, 0.3, 1.7, 0.2}, x2{-0.4, 0.2, 2.5, 0.9}, c{0.01, 0.02, -0.03, 0.04};
-};
-
-TEST_F(Merges, FedAvgAndFedNovaAgainstTheirFormulas) {
-  const double p1 = 0.7, p2 = 0.3, rho = 0.9;
-  const auto merged = [&](const std::string& name) {
-    SGD sgd({.momentum = rho});
-    const auto workers = begun(name, sgd, {{70}, {30}});  // steps: 7 and 3
-    Exchanged e{.x = of(x1), .sum = of({})};
+  // The weights after a round from `theta` in which two workers end at these places.
+  Tensor merged(const std::string& name, const std::vector<std::vector<double>>& sizes, const Values& first,
+                const Values& second) {
+    SGD sgd({.momentum = 0.9});
+    const auto workers = begun(name, sgd, sizes);
+    Exchanged e{.x = of(first), .sum = of({})};
     Tensor sum = of({});
     for (std::size_t w : {0, 1}) {
-      e.x = of(w ? x2 : x1);
+      e.x = of(w ? second : first);
       workers[w].method->end({});
       workers[w].method->send(e);
       add_into(sum, e.sum);
@@ -228,10 +225,15 @@ TEST_F(Merges, FedAvgAndFedNovaAgainstTheirFormulas) {
     e.sum = sum;
     workers[0].method->merge(e);
     return e.x;
-  };
+  }
+  const Values theta{0.5, -1, 2, 0.25}, x1{0.1, 0.3, 1.7, 0.2}, x2{-0.4, 0.2, 2.5, 0.9}, c{0.01, 0.02, -0.03, 0.04};
+};
+
+TEST_F(Merges, FedAvgAndFedNovaAgainstTheirFormulas) {
+  const double p1 = 0.7, p2 = 0.3, rho = 0.9;
   Values mean, nova;
   for (std::size_t i = 0; i < 4; i++) mean.push_back(p1 * x1[i] + p2 * x2[i]);
-  near(merged("fedavg:epochs=1"), mean);
+  near(merged("fedavg:epochs=1", {{70}, {30}}, x1, x2), mean);
   // a is the sum of the momentum's weights over s steps: of step j, (1 − ρ^(s−j))/(1 − ρ).
   const auto a = [&](int s) {
     double sum = 0, velocity = 0;
@@ -249,7 +251,20 @@ TEST_F(Merges, FedAvgAndFedNovaAgainstTheirFormulas) {
   for (std::size_t i = 0; i < 4; i++)
     nova.push_back(theta[i] -
                    (p1 * a(7) + p2 * a(3)) * (p1 * (theta[i] - x1[i]) / a(7) + p2 * (theta[i] - x2[i]) / a(3)));
-  near(merged("fednova:epochs=1"), nova);
+  near(merged("fednova:epochs=1", {{70}, {30}}, x1, x2), nova);  // steps: 7 and 3
+}
+
+TEST_F(Merges, EqualPartsMakeFedNovaFedAvgAndOneStepMakesItSgd) {
+  const std::vector<std::vector<double>> equal{{50}, {50}};
+  near(merged("fednova:epochs=3", equal, x1, x2), merged("fedavg:epochs=3", equal, x1, x2).values());
+  const double eta = 0.05;
+  Values one, other, sgd;  // x1 and x2 are the workers' gradients
+  for (std::size_t i = 0; i < 4; i++) {
+    one.push_back(theta[i] - eta * x1[i]);
+    other.push_back(theta[i] - eta * x2[i]);
+    sgd.push_back(theta[i] - eta * (x1[i] + x2[i]) / 2);
+  }
+  near(merged("fedavg:epochs=1", {{10}, {10}}, one, other), sgd);
 }
 
 TEST_F(Merges, FedProxAndScaffoldAgainstTheirFormulas) {
@@ -370,7 +385,7 @@ struct SimulatedParts : testing::Test {
 
 TEST_F(SimulatedParts, FedAvgOfOneStepARoundIsSynchronousSgd) {
   const Values rounds = run("fedavg:epochs=1", "equal", 6, 160, 0), steps = run("all-reduce", "equal", 6, 160, 0);
-  EXPECT_LT(distance(rounds, steps), 2e-6);  // in f32; the merges are compared in double above
+  EXPECT_LT(distance(rounds, steps), 2e-6);  // in f32; the merge in double: above
   EXPECT_GT(distance(rounds, run("all-reduce", "equal", 5, 160, 0)), 1e-4);
 }
 
