@@ -17,7 +17,6 @@ from torch_models import MODELS, Block, Bottleneck
 UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
-
 def rate(model, n, shape, way):
     images = torch.full((n, *shape), 0.1, device="cuda").to(memory_format=torch.channels_last)
     labels = torch.zeros(n, dtype=torch.long, device="cuda")
