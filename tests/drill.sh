@@ -14,15 +14,12 @@ complain() { echo "drill $drill (seed $seed): $*"; wrong=$((wrong + 1)); }
 
 # named VICTIM RANKS: every rank but the victim says its name.
 named() {
-  r=0
-  while [ "$r" -lt "$2" ]; do
+  for r in $(seq 0 $(($2 - 1))); do
     [ "$r" -eq "$1" ] || grep -qE "^\[$r@.*rank $1 on " "$there/out" || complain "rank $r does not name rank $1: $(tail -n 6 "$there/out")"
-    r=$((r + 1))
   done
 }
 
-drill=0
-while [ "$drill" -lt "$count" ]; do
+for drill in $(seq 0 $((count - 1))); do
   set -- $(awk -v s="$seed" -v d="$drill" -v k="$kinds" 'BEGIN { srand(s * 1000 + d); rand()
     ranks = 2 + int(3 * rand()); print int(k * rand()), ranks, int(ranks * rand()), 0.1 + 1.4 * rand() }')
   kind=$1 ranks=$2 victim=$3 after=$4
@@ -59,10 +56,9 @@ while [ "$drill" -lt "$count" ]; do
     # When rank 0 itself is stopped, nobody hears from the others either, and they say so of rank 0.
     named "$victim" "$ranks"
     [ "$kind" -ne 0 ] || grep -q "rank $victim on .* failed first: it was killed by SIGKILL" "$there/out" ||
-      complain "the launcher blames another: $(tail -n 2 "$there/out")"
+      complain "the launcher names another: $(tail -n 2 "$there/out")"
     nothing_left
   fi
-  drill=$((drill + 1))
 done
 echo "$count drills: $killed kills, $stopped stops, $cut cuts; the slowest end took $slowest ms; $wrong wrong"
 [ $wrong -eq 0 ]

@@ -239,21 +239,17 @@ def standard_error(values):
 
 def mean_text(values, form, unit, gone=""):
     """The mean ± its standard error, and in parentheses what `gone` says of the runs that it leaves out."""
-    if not values:
-        text = "–"
-    else:
-        text = form % (unit * statistics.fmean(values))
-        text += " ± " + form % (unit * standard_error(values)) if len(values) > 1 else ""
+    text = form % (unit * statistics.fmean(values)) if values else "–"
+    if len(values) > 1:
+        text += " ± " + form % (unit * standard_error(values))
     return text + (f" ({gone})" if gone else "")
 
 
 def paired(values, form, unit, planned, change=lambda x: x):
     """The mean over pairs of runs with one seed [95 % t-interval]; None in `values`: a pair that has none."""
     kept = [v for v in values if v is not None]
-    text = "–"
-    if kept:
-        mean = statistics.fmean(kept)
-        text = form % (unit * change(mean))
+    mean = statistics.fmean(kept or [0])
+    text = form % (unit * change(mean)) if kept else "–"
     if len(kept) > 1:
         half = special.stdtrit(len(kept) - 1, 0.975) * standard_error(kept)
         text += f" [{form % (unit * change(mean - half))}, {form % (unit * change(mean + half))}]"
