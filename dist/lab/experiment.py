@@ -229,30 +229,35 @@ def time_to(target, outcome):
     return None
 
 
-def at_first(target, outcome):
-    return bool(outcome["evaluations"]) and outcome["evaluations"][0][2] >= target
+def measured(run, target):
+    """A final run with what tables and figures show of it: its accuracy in points, the seconds to the target, and these
+    where they are no upper bound. None: there is none."""
+    seconds, early = time_to(target, run), bool(run["evaluations"]) and run["evaluations"][0][2] >= target
+    return run | {"points": None if run["diverged"] else 100 * run["accuracy"], "seconds": seconds, "early": early,
+                  "bounded": None if early else seconds}
 
 
 def standard_error(values):
     return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0
 
 
-def mean_text(values, form, unit, gone=""):
-    """The mean ± its standard error, and in parentheses what `gone` says of the runs that it leaves out."""
-    text = form % (unit * statistics.fmean(values)) if values else "–"
+def mean_text(values, form, gone):
+    """The mean of those that are not None ± its standard error, and what `gone` says of the others."""
+    values = [v for v in values if v is not None]
+    text = form % statistics.fmean(values) if values else "–"
     if len(values) > 1:
-        text += " ± " + form % (unit * standard_error(values))
+        text += " ± " + form % standard_error(values)
     return text + (f" ({gone})" if gone else "")
 
 
-def paired(values, form, unit, planned, change=lambda x: x):
+def paired(values, form, planned, change=lambda x: x):
     """The mean over pairs of runs with one seed [95 % t-interval]; None in `values`: a pair that has none."""
     kept = [v for v in values if v is not None]
     mean = statistics.fmean(kept or [0])
-    text = form % (unit * change(mean)) if kept else "–"
+    text = form % change(mean) if kept else "–"
     if len(kept) > 1:
         half = special.stdtrit(len(kept) - 1, 0.975) * standard_error(kept)
-        text += f" [{form % (unit * change(mean - half))}, {form % (unit * change(mean + half))}]"
+        text += f" [{form % change(mean - half)}, {form % change(mean + half)}]"
     return text + (f" ({len(kept)} of {planned} pairs)" if values and len(kept) != planned else "")
 
 
@@ -267,7 +272,8 @@ class Report:
     def __init__(self, plan, results):
         self.plan, self.workers = plan, sorted(plan.workers)
         self.searches = {(c.cluster, c.workers, c.strategy.text): Search(plan, results, c) for c in plan.cells}
-        self.runs = {key: search.runs for key, search in self.searches.items()}
+        self.runs = {key: {seed: measured(run, plan.target) for seed, run in search.runs.items()}
+                     for key, search in self.searches.items()}
 
     def tables(self):
         p, first = self.plan, self.plan.strategies[0].text
@@ -307,32 +313,28 @@ class Report:
     def accuracy(self, key):
         runs, search = self.runs[key].values(), self.searches[key]
         gone = self.censored(diverged=sum(r["diverged"] for r in runs), not_run=self.plan.seeds - len(runs))
-        mean = mean_text([r["accuracy"] for r in runs if not r["diverged"]], "%.2f", 100, gone)
+        mean = mean_text([r["points"] for r in runs], "%.2f", gone)
         return f"{mean} ({search.chosen_text()})" + "†" * search.edge
 
     def time(self, key):
-        runs, target = self.runs[key].values(), self.plan.target
-        missed = [r for r in runs if time_to(target, r) is None]
-        gone = self.censored(
-            diverged=sum(r["diverged"] for r in missed), not_reached=sum(not r["diverged"] for r in missed),
-            at_the_first_evaluation=sum(at_first(target, r) for r in runs), not_run=self.plan.seeds - len(runs))
-        return mean_text([time_to(target, r) for r in runs if r not in missed], "%.1f", 1, gone)
+        runs = self.runs[key].values()
+        missed = [r["diverged"] for r in runs if r["seconds"] is None]
+        gone = self.censored(diverged=sum(missed), not_reached=len(missed) - sum(missed),
+                             at_the_first_evaluation=sum(r["early"] for r in runs), not_run=self.plan.seeds - len(runs))
+        return mean_text([r["seconds"] for r in runs], "%.1f", gone)
 
-    def pairs(self, key, value):
+    def pairs(self, key, name, compare):
+        """compare(the first strategy's value, this one's), by seed; None where one of them has none."""
         one, other = self.runs[key[0], key[1], self.plan.strategies[0].text], self.runs[key]
-        return [value(one[seed], other[seed]) for seed in one if seed in other]
+        pairs = [(one[seed][name], other[seed][name]) for seed in one if seed in other]
+        return [None if None in pair else compare(*pair) for pair in pairs]
 
     def advantage(self, key):
-        def points(a, b):
-            return None if a["diverged"] or b["diverged"] else a["accuracy"] - b["accuracy"]
-        return paired(self.pairs(key, points), "%+.2f", 100, self.plan.seeds)
+        return paired(self.pairs(key, "points", lambda a, b: a - b), "%+.2f", self.plan.seeds)
 
     def ratio(self, key):
-        def log_ratio(a, b):
-            times = [time_to(self.plan.target, run) for run in (b, a)]
-            too_long = at_first(self.plan.target, a) or at_first(self.plan.target, b)
-            return None if None in times or too_long else math.log(times[0] / times[1])
-        return paired(self.pairs(key, log_ratio), "%.2f", 1, self.plan.seeds, math.exp)
+        logarithms = self.pairs(key, "bounded", lambda a, b: math.log(b / a))
+        return paired(logarithms, "%.2f", self.plan.seeds, math.exp)
 
     def figures(self, folder):
         """NAME-CLUSTER.svg over the numbers of workers, with standard errors: test accuracy, or, of a plan that chooses
@@ -341,17 +343,14 @@ class Report:
             from matplotlib import pyplot
         except ImportError:
             raise Refused("--figures needs matplotlib: apt-get install python3-matplotlib")
-        plan = self.plan
+        plan, name = self.plan, "seconds" if self.plan.by_time else "points"
         shown = f"virtual seconds to {100 * plan.target:.4g} %" if plan.by_time else "test accuracy in %"
-
-        def value(run):
-            return time_to(plan.target, run) if plan.by_time else None if run["diverged"] else 100 * run["accuracy"]
         pathlib.Path(folder).mkdir(parents=True, exist_ok=True)
         for cluster in [c["name"] for c in plan.clusters]:
             figure, axes = pyplot.subplots(figsize=(10, 5), layout="constrained")
             axes.set_prop_cycle(pyplot.cycler(linestyle=["-", "--", ":"]) * pyplot.cycler(color=pyplot.cm.tab10.colors))
             for strategy in plan.strategies:
-                values = {k: [v for v in map(value, self.runs[cluster, k, strategy.text].values()) if v is not None]
+                values = {k: [r[name] for r in self.runs[cluster, k, strategy.text].values() if r[name] is not None]
                           for k in self.workers}
                 points = [(k, statistics.fmean(v), standard_error(v)) for k, v in values.items() if v]
                 if points:
