@@ -111,7 +111,8 @@ def bias():
         means = [100 * statistics.mean(c) for c in zip(*(r["class_accuracy"] for r in runs if r["name"] == rule))]
         axes.plot(means, "o-", label=rule, markersize=3, linewidth=1)
     axes.axvspan(-0.5, 4.5, color=GREY, alpha=0.15, linewidth=0)
-    axes.set(xlabel="class (grey: only with workers that take four times as long)", ylabel="accuracy in %", ylim=(0, 100))
+    axes.set(xlabel="class (grey: only with workers that take four times as long)",
+             ylabel="accuracy in %", ylim=(0, 100))
     axes.legend(fontsize=9, ncols=2, labelcolor=GREY)
     save(figure, "bias")
 

@@ -288,8 +288,8 @@ class Report:
                   self.advantage),
                  (p.target, f"virtual seconds to {target}, mean ± standard error over the seeds that reach it (at the "
                   "first evaluation: the time of that)", p.strategies, self.time),
-                 (p.target, f"time to {target} as a multiple of {first}'s, geometric mean over the seeds that both reach "
-                  "it after the first evaluation [95 % t-interval]", others, self.ratio)]
+                 (p.target, f"time to {target} as a multiple of {first}'s, geometric mean over the seeds that both "
+                  "reach it after the first evaluation [95 % t-interval]", others, self.ratio)]
         for cluster in [c["name"] for c in p.clusters]:
             text += "".join(self.table(f"Cluster {cluster}: {title}", strategies, cluster, entry)
                             for wanted, title, strategies, entry in kinds if wanted)
@@ -417,7 +417,8 @@ def contradiction(results, trial, again):
     if abs(was["accuracy"] - again["accuracy"]) > most:
         return both + allowed
     # Runs that end at a target may end sooner or later. Then other pushes were made.
-    pushes = was["delays"] == again["delays"] and math.isclose(was["participation"], again["participation"], rel_tol=1e-6)
+    shares = was["participation"], again["participation"]
+    pushes = was["delays"] == again["delays"] and math.isclose(*shares, rel_tol=1e-6)
     return "" if pushes or len(was["evaluations"]) != len(again["evaluations"]) else (
         both + ": other delays or another participation")
 

@@ -43,7 +43,7 @@ def simulate(arguments):
 
 @functools.cache
 def dry_run(strategy, workers):
-    """Of a strategy: "momentum": whether its rule keeps one; "why": why the simulator refuses it (empty: it does not)."""
+    """"momentum": whether a strategy's rule keeps one; "why": why the simulator refuses it (empty: it does not)."""
     try:
         return simulate(["--dry-run", "--strategy", strategy, "--workers", workers]) | {"why": ""}
     except Refused as e:

@@ -10,7 +10,8 @@ import torch.nn.functional as F
 
 from torch_models import MODELS
 
-CASES = {"lenet5": 128, "smallcnn": 128, "resnet20": 128, "resnet18": 512, "vgg16": 512, "resnet50": 256}  # pictures a step
+# Pictures of a step.
+CASES = {"lenet5": 128, "smallcnn": 128, "resnet20": 128, "resnet18": 512, "vgg16": 512, "resnet50": 256}
 
 
 def main():
@@ -44,7 +45,8 @@ def main():
                 step()
             torch.cuda.synchronize()
             times.append((time.perf_counter() - begin) / n)
-        print(json.dumps({"peer": f"{name} bf16 batch {batch}", "value": 1e3 * statistics.median(times), "unit": "ms"}), flush=True)
+        row = {"peer": f"{name} bf16 batch {batch}", "value": 1e3 * statistics.median(times), "unit": "ms"}
+        print(json.dumps(row), flush=True)
 
 
 if __name__ == "__main__":

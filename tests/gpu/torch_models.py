@@ -8,7 +8,7 @@ def conv_bn(i, o, kernel, stride=1):
 
 
 class Block(nn.Module):
-    """Two 3×3 convolutions; where the shape changes the shortcut is a projection, or subsampled and padded with zeros."""
+    """Two 3×3 convolutions; where the shape changes the shortcut is a projection, or subsampled and zero-padded."""
 
     def __init__(self, i, o, stride, project):
         super().__init__()
@@ -76,26 +76,31 @@ def vgg(widths):
 
 def lenet5():
     return nn.Sequential(
-        nn.Conv2d(1, 6, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+        nn.Conv2d(1, 6, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
         nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10))
 
 
 def smallcnn():
     return nn.Sequential(
-        nn.Conv2d(1, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(1, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
         nn.Flatten(), nn.Linear(3136, 128), nn.ReLU(), nn.Linear(128, 10))
 
 
 def mlp():
-    return nn.Sequential(nn.Flatten(), nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 128), nn.ReLU(), nn.Linear(128, 10))
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 128), nn.ReLU(), nn.Linear(128, 10))
 
 
+VGG11 = (64, 0, 128, 0, 256, 256, 0, 512, 512, 0, 512, 512, 0)
+VGG16 = (64, 64, 0, 128, 128, 0, 256, 256, 256, 0, 512, 512, 512, 0, 512, 512, 512, 0)
 MODELS = {  # builder, shape of one picture, classes
     "mlp": (mlp, (1, 28, 28), 10),
     "lenet5": (lenet5, (1, 28, 28), 10),
     "smallcnn": (smallcnn, (1, 28, 28), 10),
-    "vgg11": (lambda: vgg((64, 0, 128, 0, 256, 256, 0, 512, 512, 0, 512, 512, 0)), (3, 32, 32), 10),
-    "vgg16": (lambda: vgg((64, 64, 0, 128, 128, 0, 256, 256, 256, 0, 512, 512, 512, 0, 512, 512, 512, 0)), (3, 32, 32), 10),
+    "vgg11": (lambda: vgg(VGG11), (3, 32, 32), 10),
+    "vgg16": (lambda: vgg(VGG16), (3, 32, 32), 10),
     "resnet20": (lambda: cifar_resnet((16, 32, 64), 3, False), (3, 32, 32), 10),
     "resnet110": (lambda: cifar_resnet((16, 32, 64), 18, False), (3, 32, 32), 10),
     "resnet1202": (lambda: cifar_resnet((16, 32, 64), 200, False), (3, 32, 32), 10),

@@ -280,23 +280,22 @@ for smoothing in (0.0, 0.1):
            dict(labels=labels.int()), x=4 * torch.randn(6, 11))
 
 
-# Functions of one number, and what the cases of ops.safetensors say of them.
 UNARY = {
-    "relu": (F.relu, {}), "leaky_relu": (lambda x: F.leaky_relu(x, 0.01), {"slope": 0.01}), "elu": (F.elu, {"alpha": 1.0}),
-    "gelu": (F.gelu, {}), "gelu_tanh": (lambda x: F.gelu(x, approximate="tanh"), {}), "silu": (F.silu, {}),
-    "hardswish": (F.hardswish, {}), "sigmoid": (torch.sigmoid, {}), "tanh": (torch.tanh, {}), "softplus": (F.softplus, {}),
-    "exp": (torch.exp, {}), "log": (torch.log, {}), "sqrt": (torch.sqrt, {}), "rsqrt": (torch.rsqrt, {}), "abs": (torch.abs, {}),
-    "neg": (torch.neg, {}), "square": (torch.square, {}), "sin": (torch.sin, {}), "cos": (torch.cos, {}),
-    "reciprocal": (torch.reciprocal, {}), "clamp": (lambda x: x.clamp(-0.5, 0.5), {"low": -0.5, "high": 0.5})}
+    "relu": F.relu, "leaky_relu": lambda x: F.leaky_relu(x, 0.01), "elu": F.elu, "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"), "silu": F.silu, "hardswish": F.hardswish,
+    "sigmoid": torch.sigmoid, "tanh": torch.tanh, "softplus": F.softplus, "exp": torch.exp, "log": torch.log,
+    "sqrt": torch.sqrt, "rsqrt": torch.rsqrt, "abs": torch.abs, "neg": torch.neg, "square": torch.square,
+    "sin": torch.sin, "cos": torch.cos, "reciprocal": torch.reciprocal, "clamp": lambda x: x.clamp(-0.5, 0.5)}
+CONSTANTS = {"leaky_relu": {"slope": 0.01}, "elu": {"alpha": 1.0}, "clamp": {"low": -0.5, "high": 0.5}}
 BINARY = {"add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div, "maximum": torch.maximum,
           "minimum": torch.minimum, "pow": torch.pow}
-for op, (function, attributes) in UNARY.items():
+for op, function in UNARY.items():
     seed(op)
     x = 2 * torch.randn(3, 37)  # odd sizes exercise the tails of vector loops
     x[0, :4] = torch.tensor([-8.0, -1e-3, 1e-3, 8.0])
     if op in ("log", "sqrt", "rsqrt", "reciprocal"):
         x = x.abs() + 0.01
-    record(op, dict(op=op, **attributes), function, x=x)
+    record(op, dict(op=op, **CONSTANTS.get(op, {})), function, x=x)
 
 SHAPES = {"same": ((2, 3, 4), (2, 3, 4)), "3x1": ((2, 3, 4), (3, 1)), "4": ((2, 3, 4), (4,)),
           "1": ((2, 3, 4), (1,)), "outer": ((3, 1), (2, 1, 4))}
@@ -413,8 +412,9 @@ def optimized(case, op, optimizer, weight_decay, spared=(), steps=12, attributes
                                      "weight_decay": 0.0}], **options))
 
 
-for case, momentum, nesterov, weight_decay in (("tiny_sgd", 0.0, False, 0.0), ("tiny_momentum", 0.9, False, 0.0),
-                                               ("tiny_nesterov", 0.9, True, 0.0), ("tiny_weight_decay", 0.9, False, 5e-4)):
+for case, momentum, nesterov, weight_decay in (
+        ("tiny_sgd", 0.0, False, 0.0), ("tiny_momentum", 0.9, False, 0.0), ("tiny_nesterov", 0.9, True, 0.0),
+        ("tiny_weight_decay", 0.9, False, 5e-4)):
     optimized(case, "sgd", torch.optim.SGD, weight_decay, steps=5, lr=0.1, momentum=momentum, nesterov=nesterov,
               attributes=dict(lr=0.1, momentum=momentum, nesterov=int(nesterov)))
 # conv1.bias stands before a batch norm: its gradient is rounding, which the others would blow up to a full step.
@@ -425,7 +425,8 @@ for case, op, optimizer, lr, betas, weight_decay in (
     optimized(case, op, optimizer, weight_decay, ("conv1.bias",), lr=lr, betas=betas,
               attributes=dict(lr=lr, beta1=betas[0], beta2=betas[1]))
 for case, momentum, weight_decay in (("tiny_rmsprop", 0.0, 0.0), ("tiny_rmsprop_momentum", 0.8, 0.05)):
-    optimized(case, "rmsprop", torch.optim.RMSprop, weight_decay, ("conv1.bias",), lr=0.002, alpha=0.95, momentum=momentum)
+    optimized(case, "rmsprop", torch.optim.RMSprop, weight_decay, ("conv1.bias",), lr=0.002, alpha=0.95,
+              momentum=momentum)
 
 
 def lars(state, p, lr=2.0, momentum=0.9, weight_decay=0.01, trust=0.02):
@@ -495,7 +496,7 @@ DY = torch.tensor([1.5, 0.0, inf, -inf, nan])
 specials.metadata["unary"] = specials.metadata["binary"] = "{}"
 specials.add("unary", x=X, dy=DY)
 more = {"scale": lambda x: -1.5 * x + 0.25, "div_by": lambda x: x / 0.7, "power": lambda x: x.pow(2.5)}
-for op, function in ({op: function for op, (function, _) in UNARY.items()} | more).items():
+for op, function in (UNARY | more).items():
     x = X.double().requires_grad_()
     y = function(x)
     dx = [torch.autograd.grad(y, x, torch.full_like(y, float(dy)), retain_graph=True)[0] for dy in DY]
