@@ -8,7 +8,7 @@ limit=120 one_line=1
 experiment="python3 -B dist/lab/experiment.py"
 says 0 'OK' python3 -B tests/experiment_test.py
 for plan in examples/experiments/*.json; do says 0 'Each cell: ' $experiment "$plan" --table; done
-says 0 '52 runs, 12 of 12 final' $experiment examples/experiments/small.json --status
+says 0 '26 runs, 6 of 6 final' $experiment examples/experiments/small.json --status
 says 2 'is not there: make builds it' env BUILD=nothing $experiment examples/experiments/small.json --table
 cp examples/experiments/small.json "$there/new.json"
 says 2 'there are no results' $experiment "$there/new.json" --table
