@@ -32,7 +32,7 @@ WERROR    ?= $(if $(filter true 1,$(CI)),1)# warnings are errors; so they are in
 PACKAGES_DEMO  := git make g++ nlohmann-json3-dev libdnnl-dev zlib1g-dev libstb-dev libucx-dev libssl-dev curl ca-certificates
 PACKAGES_FILES := libprotobuf-dev protobuf-compiler
 PACKAGES_TESTS := libgtest-dev pkg-config procps iproute2 python3
-PACKAGES_CI    := python3-matplotlib clang clang-format libclang-rt-dev libomp-dev llvm libjxl-tools zstd openmpi-bin libopenmpi-dev
+PACKAGES_CI    := python3-matplotlib python3-scipy clang clang-format libclang-rt-dev libomp-dev llvm libjxl-tools zstd openmpi-bin libopenmpi-dev
 
 # ---- make itself -----------------------------------------------------------------------------------------------------
 .DEFAULT_GOAL := all

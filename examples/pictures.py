@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The pictures of the root README, from measured files: python3 examples/pictures.py writes examples/pictures/*.svg.
+"""The pictures of the READMEs, from measured files: python3 examples/pictures.py writes examples/pictures/*.svg.
 
 Needs matplotlib. Colours and grey text are readable on white and on black; the background is left out."""
 import csv
@@ -7,6 +7,7 @@ import io
 import json
 import pathlib
 import re
+import statistics
 
 import matplotlib
 
@@ -101,6 +102,21 @@ def memory():
     save(figure, "memory")
 
 
+def bias():
+    """Mean accuracy of each class, where half of the workers are slow and alone have classes 0 to 4:
+    examples/experiments/parts.py bias."""
+    runs = [r for r in lines_of("examples/experiments/parts_bias.jsonl") if r["options"]["--slow"]]
+    figure, axes = pyplot.subplots(figsize=(8, 3.2))
+    for rule in dict.fromkeys(r["name"] for r in runs):
+        means = [100 * statistics.mean(c) for c in zip(*(r["class_accuracy"] for r in runs if r["name"] == rule))]
+        axes.plot(means, "o-", label=rule, markersize=3, linewidth=1)
+    axes.axvspan(-0.5, 4.5, color=GREY, alpha=0.15, linewidth=0)
+    axes.set(xlabel="class (grey: only with workers that take four times as long)",
+             ylabel="accuracy in %", ylim=(0, 100))
+    axes.legend(fontsize=9, ncols=2, labelcolor=GREY)
+    save(figure, "bias")
+
+
 if __name__ == "__main__":
-    for picture in (training, speed, slow_links, memory):
+    for picture in (training, speed, slow_links, memory, bias):
         picture()

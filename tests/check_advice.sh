@@ -2,10 +2,9 @@
 # What a refusal or a warning names works: each command below is refused, and runs with exactly what the text names. Where the text
 # names a number or a whole command, that is taken from the text.
 set -u
-build=${BUILD:-build}
-[ -x "$build/tandem-run" ] || { echo 'no tandem-run: built without UCX'; exit 77; }
 limit=120
 . tests/says.sh
+needs_ranks
 export OMP_NUM_THREADS=1
 train="$build/fashion_mnist --data $pictures --model mlp --val 5000 --epochs 1 --batch 50"
 small="$build/fashion_mnist --data $pictures --model mlp --val 5000 --epochs 1 --stop-after 1"

@@ -1,7 +1,7 @@
 #!/bin/sh
 # The exercises of examples/course: as they are handed out nothing is written yet, the solutions pass, usual mistakes get their hint,
 # and the solutions pass on real processes.
-build=${BUILD:-build} limit=400
+limit=400
 . tests/says.sh
 set -- env -u MAKEFLAGS -u MAKELEVEL make --no-print-directory course BUILD="$build" CXX="${CXX:-g++}"
 

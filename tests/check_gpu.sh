@@ -3,7 +3,6 @@
 # when the time is up, and CUDA put together from a Python's wheels, of links to the toolkit where there is one.
 set -u
 . tests/says.sh
-build=${BUILD:-build}
 limit=120
 export OMP_WAIT_POLICY=passive
 

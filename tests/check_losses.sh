@@ -2,29 +2,20 @@
 # Jobs that go on without lost ranks, in real processes: kill -9, a stop that is longer than TANDEM_SILENCE and its end, starts
 # again by the launcher and by hand, also on another host.
 set -u
-build=${BUILD:-build}
-[ -x "$build/tandem-run" ] || { echo 'no tandem-run: built without UCX'; exit 77; }
-[ -x "$build/tandem_tests" ] || { echo 'no tandem_tests'; exit 77; }
 . tests/says.sh
+needs_ranks
+[ -x "$build/tandem_tests" ] || { echo 'no tandem_tests'; exit 77; }
 export OMP_NUM_THREADS=1 TANDEM_SILENCE=2 TANDEM_STRATEGY=asgd TANDEM_TEST_END="$there/end"
 program="$build/tandem_tests --gtest_also_run_disabled_tests --gtest_filter=Hosts.DISABLED_LossesAndReturns"
 
 # until TEXT [COUNT]: that many lines of the output say so.
-until_said() {
-  tries=0
-  until [ "$(grep -c -- "$1" "$there/out")" -ge "${2:-1}" ]; do
-    tries=$((tries + 1))
-    [ $tries -lt 300 ] || { complain "not ${2:-1} times '$1': $(cat "$there/out")"; return; }
-    sleep 0.1
-  done
-}
+until_said() { within 300 says_often "${2:-1}" "$1" || complain "not ${2:-1} times '$1': $(cat "$there/out")"; }
+says_often() { [ "$(grep -c -- "$2" "$there/out")" -ge "$1" ]; }
 # process RANK INCARNATION, as it has said
 process() { sed -n "s/.*rank $1 on .*, process \([0-9]*\), incarnation $2\$/\1/p" "$there/out"; }
-ends() {  # LAUNCHER STATUS
+ended() {  # asks the program to end, and waits for the launcher
   touch "$TANDEM_TEST_END"
-  wait "$1"
-  got=$?
-  [ $got -eq "$2" ] || complain "exit status $got, expected $2: $(cat "$there/out")"
+  ends $launcher 0 "$there/out" 'the launcher'
   rm -f "$TANDEM_TEST_END"
 }
 
@@ -46,15 +37,14 @@ until_said 'tandem-run: rank 3 on .* ended with exit status 1: the others go on 
 until_said 'hears rank 3' 8
 kill -KILL "$(process 2 1)"
 until_said 'killed by SIGKILL: the others go on without it$'
-ends $launcher 0
+ended
 [ "$(grep -c 'ends well' "$there/out")" = 3 ] || complain "not 3 end well: $(cat "$there/out")"
 : >"$there/out"
 "$build/tandem-run" -n 3 $program >"$there/out" 2>&1 &
 launcher=$!
 until_said 'hears rank' 9
 kill -KILL "$(process 0 0)"
-wait $launcher
-[ $? -eq 137 ] || complain "rank 0 was killed: $(cat "$there/out")"
+ends $launcher 137 "$there/out" 'rank 0 was killed'
 grep -q 'tandem-run: rank 0 on .* failed first: it was killed by SIGKILL' "$there/out" || complain "$(cat "$there/out")"
 
 # ---- several -----------------------------------------------------------------------------------------------------------
@@ -69,7 +59,7 @@ kill -KILL "$(process 1 0)"
 until_said 'rank 1 on host0 is back as 1' 2
 until_said 'hears rank 1 on host0' 6
 until_said '^.1@host0.*hears rank' 6
-ends $launcher 0
+ended
 # Four ranks on three hosts: one is killed on host 2, and started by hand on host 1; then host 2, with another, is cut off.
 export TANDEM_TOKEN=0123456789abcdef0123456789abcdef
 cat >"$there/job" <<END
@@ -92,6 +82,6 @@ until_said 'hears rank 3 on host1' 5
 until_said 'by hand.* hears rank' 5
 until_said 'lost: rank 4 on host2 has said nothing for 2 s' 4
 until_said '4@host2.*rank 0 on host0 has said nothing for 2 s'
-ends $launcher 0
+ended
 [ "$(grep -c 'ends well' "$there/out")" = 4 ] || complain "not 4 end well: $(cat "$there/out")"
 exit $wrong

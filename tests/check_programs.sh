@@ -1,7 +1,6 @@
 #!/bin/sh
 # The examples as a user meets them: what they print, what they refuse and in how many words, how they end.
 set -u
-build=${BUILD:-build}
 limit=120 one_line=1
 . tests/says.sh
 
@@ -195,8 +194,7 @@ begun() {
   # In the background of a shell SIGINT is ignored; env gives it back.
   OMP_NUM_THREADS=1 env --default-signal=INT "$build/fashion_mnist" --data "$pictures" --epochs 100000 \
     --metrics "$there/metrics" "$@" >"$there/begun" 2>&1 &
-  tries=0
-  until grep -q start "$there/metrics" 2>/dev/null || [ $tries -eq 300 ]; do tries=$((tries + 1)); sleep 0.2; done
+  within 600 grep -q start "$there/metrics"
   sleep 0.5
 }
 begun --model mlp
@@ -206,17 +204,13 @@ wait $!
 for signal in INT=130 TERM=143 HUP=129 USR1=138 USR2=140 XCPU=152; do
   begun --model mlp
   kill -s "${signal%=*}" $!
-  wait $!
-  got=$?
-  [ $got -eq "${signal#*=}" ] || complain "SIG${signal%=*}: exit status $got: $(cat "$there/begun")"
+  ends $! "${signal#*=}" "$there/begun" "SIG${signal%=*}"
   tail -n 1 "$there/metrics" | grep -q "\"event\":\"end\".*\"stopped\":1,\"reason\":\"SIG${signal%=*}\"" ||
     complain "SIG${signal%=*}: the metrics end with $(tail -n 1 "$there/metrics")"
 done
 begun --model mlp  # a batch system may warn again and again
 for i in 1 2 3 4; do kill -s XCPU $!; sleep 0.2; done 2>/dev/null
-wait $!
-got=$?
-[ $got -eq 152 ] || complain "SIGXCPU repeated: exit status $got: $(cat "$there/begun")"
+ends $! 152 "$there/begun" 'SIGXCPU repeated'
 # As nohup starts a program: the terminal may go.
 (trap '' HUP; exec "$build/fashion_mnist" --data synthetic --model mlp --epochs 100000 --metrics "$there/nohup" >"$there/begun" 2>&1) &
 until grep -q start "$there/nohup" 2>/dev/null; do sleep 0.2; done
@@ -236,9 +230,7 @@ for signal in KILL=137 TERM=143; do
     sleep 0.05
   done
   kill -s "${signal%=*}" $!
-  wait $!
-  got=$?
-  [ $got -eq "${signal#*=}" ] || complain "requeued: exit status $got after SIG${signal%=*}: $(cat "$there/begun")"
+  ends $! "${signal#*=}" "$there/begun" "requeued, SIG${signal%=*}"
 done
 says 0 'test accuracy' $again --checkpoint "$there/requeued" --metrics "$there/requeued.jsonl"
 [ "$(weights "$there/requeued/last.safetensors")" = "$(weights "$there/undisturbed/last.safetensors")" ] ||
@@ -292,8 +284,6 @@ kill -s TERM $!
 sleep 0.5
 kill -0 $! 2>/dev/null || complain "one SIGTERM ended the program within its step"
 kill -s TERM $!
-wait $!
-got=$?
-[ $got -eq 143 ] || complain "SIGTERM twice: exit status $got: $(cat "$there/begun")"
+ends $! 143 "$there/begun" 'SIGTERM twice'
 grep -q '"event":"end"' "$there/metrics" && complain "SIGTERM twice waited for the end of the step"
 exit $wrong

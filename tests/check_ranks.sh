@@ -1,11 +1,9 @@
 #!/bin/sh
 # Real processes under tandem-run, and Debian's mpirun and torchrun: the same weights everywhere, the first failure named, nothing left.
 set -u
-build=${BUILD:-build}
-[ -x "$build/tandem-run" ] || { echo 'no tandem-run: built without UCX'; exit 77; }
-command -v pgrep >/dev/null || { echo 'no pgrep. Try: apt-get install procps'; exit 77; }
 limit=60
 . tests/says.sh
+needs_ranks
 export OMP_NUM_THREADS=1
 
 train() { echo "$build/fashion_mnist --data $pictures --model mlp --val 1000 --epochs 1 --lr 0.05"; }
@@ -139,9 +137,8 @@ fi
 "$build/tandem-run" -n 2 "$build/fashion_mnist" --data synthetic --model mlp --epochs 100000 --metrics "$there/warned" >"$there/out" 2>&1 &
 until grep -q start "$there/warned" 2>/dev/null; do sleep 0.2; done
 kill -s USR1 $!
-wait $!
-got=$?
-[ $got -eq 138 ] && grep -q '(SIGUSR1)' "$there/out" || complain "SIGUSR1: exit status $got: $(cat "$there/out")"
+ends $! 138 "$there/out" SIGUSR1
+grep -q '(SIGUSR1)' "$there/out" || complain "SIGUSR1: $(cat "$there/out")"
 # After it ranks have the time that they need, one longer than another; SIGTERM then stops them, and a second one ends them.
 "$build/tandem-run" -n 2 sh -c 'trap "sleep $((RANK * 6)); echo saved; exit 138" USR1; echo began; while :; do sleep 0.1; done' >"$there/out" 2>&1 &
 until [ "$(grep -c began "$there/out")" = 2 ]; do sleep 0.1; done
@@ -160,10 +157,7 @@ wait $!
 begun() {
   rank=$1
   shift
-  rm -f "$there/metrics"
-  "$build/tandem-run" ${ranks:--n 3} $endless --log-every ${every:-100} --metrics "$there/metrics" "$@" >"$there/out" 2>&1 &
-  launcher=$!
-  begins $launcher "$rank"
+  begins "$rank" "$build/tandem-run" ${ranks:--n 3} $endless --log-every ${every:-100} "$@"
 }
 endless="$build/fashion_mnist --data synthetic --model mlp --batch 48 --epochs 100000"
 # ended SECONDS TEXT…: the launcher ends by itself, with all its ranks, and says so.
@@ -177,8 +171,7 @@ ended() {
   [ $got -ne 0 ] || complain "the launcher ended well"
   [ $took -le "$at_most" ] || complain "the rest took $took s to end"
   for text in "$@"; do grep -qE -- "$text" "$there/out" || complain "does not say '$text' but: $(tail -n 8 "$there/out")"; done
-  left=$(pgrep -f -- "--metrics $there/metrics" | wc -l)
-  [ "$left" -eq 0 ] || complain "$left processes are left"
+  nothing_left
 }
 # step_written: the step after which a rank wrote what was left.
 step_written() {

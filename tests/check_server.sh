@@ -2,11 +2,9 @@
 # Training by the parameter server, in real processes: every strategy ends with the same weights everywhere; workers that die, are
 # stopped, start again or are asked to end; what is refused.
 set -u
-build=${BUILD:-build}
-[ -x "$build/tandem-run" ] || { echo 'no tandem-run: built without UCX'; exit 77; }
-command -v pgrep >/dev/null || { echo 'no pgrep. Try: apt-get install procps'; exit 77; }
 limit=60
 . tests/says.sh
+needs_ranks
 export OMP_NUM_THREADS=1
 run="$build/tandem-run"
 train="$build/fashion_mnist --data $pictures --model mlp --epochs 1 --lr 0.02 --batch 50"
@@ -66,38 +64,20 @@ endless="$build/fashion_mnist --data synthetic --model mlp --batch 50 --lr 0.001
 begun() {
   rank=$1
   shift
-  rm -f "$there/metrics"
-  : >"$there/out"
-  "$run" -n 3 --strategy ddc-asgd "$@" $endless --log-every 50 --metrics "$there/metrics" >"$there/out" 2>&1 &
-  launcher=$!
-  begins $launcher "$rank"
+  begins "$rank" "$run" -n 3 --strategy ddc-asgd "$@" $endless --log-every 50
 }
 steps() { sed -n 's/.*"step","step":\([0-9]*\).*/\1/p' "$there/metrics" | tail -n 1; }
 # goes_on: more steps come.
 goes_on() {
   before=$(steps)
-  tries=0
-  until [ "$(steps)" -gt $((before + 200)) ] || [ $tries -eq 100 ]; do
-    tries=$((tries + 1))
-    sleep 0.1
-  done
-  [ $tries -lt 100 ] || complain "after $before steps nothing goes on: $(cat "$there/out")"
+  within 100 beyond $((before + 200)) || complain "after $before steps nothing goes on: $(cat "$there/out")"
 }
-said() {
-  tries=0
-  until grep -qE -- "$1" "$there/out" || [ $tries -eq 150 ]; do
-    tries=$((tries + 1))
-    sleep 0.1
-  done
-  [ $tries -lt 150 ] || complain "does not say '$1' but: $(cat "$there/out")"
-}
+beyond() { [ "$(steps)" -gt "$1" ]; }
+said() { within 150 grep -qE -- "$1" "$there/out" || complain "does not say '$1' but: $(cat "$there/out")"; }
 # ended STATUS: after a signal, well, and nothing is left.
 ended() {
-  wait $launcher
-  got=$?
-  [ $got -eq "$1" ] || complain "the launcher ended with $got, expected $1: $(cat "$there/out")"
-  left=$(pgrep -f -- "--metrics $there/metrics" | wc -l)
-  [ "$left" -eq 0 ] || complain "$left processes are left"
+  ends $launcher "$1" "$there/out" 'the launcher'
+  nothing_left
 }
 begun 2
 kill -KILL "$victim"

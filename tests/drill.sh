@@ -3,29 +3,23 @@
 # cut off, at some moment. Each time the job must end within its deadline, every other rank must name the right one, and
 # nothing may be left. Cuts need the rights of hosts.sh; without them there are only kills and stops, and it says so.
 set -u
-build=${BUILD:-build}
 count=${1:-50} seed=${2:-1}
-[ -x "$build/tandem-run" ] || { echo 'no tandem-run: built without UCX'; exit 77; }
-command -v pgrep >/dev/null || { echo 'no pgrep. Try: apt-get install procps'; exit 77; }
-there=$(mktemp -d)
-trap 'rm -rf "$there"' EXIT
+. tests/says.sh
+needs_ranks
 export OMP_NUM_THREADS=1 TANDEM_SILENCE=2
 sh dist/lab/hosts.sh 2 none -- true >"$there/rights" 2>&1 && kinds=3 || { kinds=2; echo "no cuts: $(cat "$there/rights")"; }
 train="$build/fashion_mnist --data synthetic --model mlp --epochs 100000"
-wrong=0 killed=0 stopped=0 cut=0 slowest=0
+killed=0 stopped=0 cut=0 slowest=0
 complain() { echo "drill $drill (seed $seed): $*"; wrong=$((wrong + 1)); }
 
 # named VICTIM RANKS: every rank but the victim says its name.
 named() {
-  r=0
-  while [ "$r" -lt "$2" ]; do
+  for r in $(seq 0 $(($2 - 1))); do
     [ "$r" -eq "$1" ] || grep -qE "^\[$r@.*rank $1 on " "$there/out" || complain "rank $r does not name rank $1: $(tail -n 6 "$there/out")"
-    r=$((r + 1))
   done
 }
 
-drill=0
-while [ "$drill" -lt "$count" ]; do
+for drill in $(seq 0 $((count - 1))); do
   set -- $(awk -v s="$seed" -v d="$drill" -v k="$kinds" 'BEGIN { srand(s * 1000 + d); rand()
     ranks = 2 + int(3 * rand()); print int(k * rand()), ranks, int(ranks * rand()), 0.1 + 1.4 * rand() }')
   kind=$1 ranks=$2 victim=$3 after=$4
@@ -41,13 +35,9 @@ while [ "$drill" -lt "$count" ]; do
     rm -f "$there/metrics"
     "$build/tandem-run" -n "$ranks" $train --metrics "$there/metrics" >"$there/out" 2>&1 &
     launcher=$!
-    tries=0
-    until grep -q start "$there/metrics" 2>/dev/null || [ $tries -eq 200 ]; do tries=$((tries + 1)); sleep 0.1; done
+    within 200 grep -q start "$there/metrics"
     sleep "$after"
-    pid=
-    for p in $(pgrep -P $launcher); do
-      tr '\0' '\n' <"/proc/$p/environ" 2>/dev/null | grep -qx "RANK=$victim" && pid=$p
-    done
+    pid=$(rank_of $launcher "$victim")
     [ "$pid" ] || { complain "there is no rank $victim: $(tail -n 4 "$there/out")"; kill $launcher; }
     began=$(date +%s%N)
     if [ "$kind" -eq 0 ]; then
@@ -66,11 +56,9 @@ while [ "$drill" -lt "$count" ]; do
     # When rank 0 itself is stopped, nobody hears from the others either, and they say so of rank 0.
     named "$victim" "$ranks"
     [ "$kind" -ne 0 ] || grep -q "rank $victim on .* failed first: it was killed by SIGKILL" "$there/out" ||
-      complain "the launcher blames another: $(tail -n 2 "$there/out")"
-    left=$(pgrep -f -- "--metrics $there/metrics" | wc -l)
-    [ "$left" -eq 0 ] || complain "$left processes are left"
+      complain "the launcher names another: $(tail -n 2 "$there/out")"
+    nothing_left
   fi
-  drill=$((drill + 1))
 done
 echo "$count drills: $killed kills, $stopped stops, $cut cuts; the slowest end took $slowest ms; $wrong wrong"
 [ $wrong -eq 0 ]

@@ -50,11 +50,7 @@ run_shard() {
     }'
 }
 
-shard=0
-while [ "$shard" -lt "$shards" ]; do
-  run_shard "$shard" &
-  shard=$((shard + 1))
-done
+for shard in $(seq 0 $((shards - 1))); do run_shard "$shard" & done
 wait
 
 # Two scripts at a time: they wait more than they compute.

@@ -1,4 +1,5 @@
 # What the checks of programs share; sourced. `there` is a folder that goes with the script, `wrong` its verdict.
+build=${BUILD:-build}
 there=$(mktemp -d)
 trap 'rm -rf "$there"' EXIT
 wrong=0
@@ -21,21 +22,49 @@ says() {
     complain "$*: more than one line: $(cat "$there/out")"
 }
 
+# needs_ranks: skips the script where ranks cannot be started, or not be found.
+needs_ranks() {
+  [ -x "$build/tandem-run" ] || { echo 'no tandem-run: built without UCX'; exit 77; }
+  command -v pgrep >/dev/null || { echo 'no pgrep. Try: apt-get install procps'; exit 77; }
+}
+# within TENTHS COMMAND…: repeats the command until it succeeds, for at most so many tenths of a second.
+within() {
+  tenths=$1
+  shift
+  until "$@" 2>/dev/null; do
+    [ "$tenths" -gt 0 ] || return 1
+    tenths=$((tenths - 1))
+    sleep 0.1
+  done
+}
+# ends PROCESS STATUS FILE WHAT: it ends with that status; the file has what it printed.
+ends() {
+  wait "$1"
+  got=$?
+  [ $got -eq "$2" ] || complain "$4: exit status $got, expected $2: $(cat "$3")"
+}
+# nothing_left: no process of a training with these metrics is left.
+nothing_left() {
+  left=$(pgrep -f -- "--metrics $there/metrics" | wc -l)
+  [ "$left" -eq 0 ] || complain "$left processes are left"
+}
 # rank_of LAUNCHER RANK: the process that it started as that rank.
 rank_of() {
   for p in $(pgrep -P "$1"); do
     tr '\0' '\n' <"/proc/$p/environ" 2>/dev/null | grep -qx "RANK=$2" && echo "$p"
   done
 }
-# begins LAUNCHER RANK: waits for the first "step" in $there/metrics; that rank's process is in $victim.
+# begins RANK COMMAND…: starts it in the background ($launcher), and waits until it trains; that rank's process is in $victim.
 begins() {
-  tries=0
-  until grep -q '"event": *"step"' "$there/metrics" 2>/dev/null || [ $tries -eq 300 ]; do
-    tries=$((tries + 1))
-    sleep 0.1
-  done
-  victim=$(rank_of "$1" "$2")
-  [ "$victim" ] || complain "there is no rank $2: $(cat "$there/out")"
+  rank=$1
+  shift
+  rm -f "$there/metrics"
+  : >"$there/out"
+  "$@" --metrics "$there/metrics" >"$there/out" 2>&1 &
+  launcher=$!
+  within 300 grep -q '"event": *"step"' "$there/metrics"
+  victim=$(rank_of $launcher "$rank")
+  [ "$victim" ] || complain "there is no rank $rank: $(cat "$there/out")"
 }
 
 # weights CHECKPOINT: a checksum of all that it holds but its header.

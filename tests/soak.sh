@@ -3,7 +3,7 @@
 # once a minute a line of FOLDER/soak.csv says how many steps are done and what resident memory each rank has. Ends with status 0
 # when no rank reported an error and the memory of the last quarter is at most 5 % above that of the second.
 set -u
-build=${BUILD:-build}
+. tests/says.sh
 folder=${1:?'which folder? sh tests/soak.sh FOLDER [SECONDS]'}
 seconds=${2:-1800}
 mkdir -p "$folder" || exit 1
@@ -13,11 +13,7 @@ echo 'seconds,epochs,rank0_mib,rank1_mib,rank2_mib,rank3_mib' >"$folder/soak.csv
   --epochs 1000000 --metrics "$folder/metrics.jsonl" >"$folder/log" 2>&1 &
 launcher=$!
 trap 'kill -TERM $launcher 2>/dev/null' INT TERM
-mib_of() {
-  for p in $(pgrep -P $launcher); do
-    tr '\0' '\n' <"/proc/$p/environ" 2>/dev/null | grep -qx "RANK=$1" && awk '/VmRSS/ { print int($2 / 1024) }' "/proc/$p/status"
-  done
-}
+mib_of() { awk '/VmRSS/ { print int($2 / 1024) }' "/proc/$(rank_of $launcher "$1")/status" 2>/dev/null; }
 every=$((seconds < 600 ? seconds / 10 : 60))
 t=0
 while [ $t -lt "$seconds" ] && kill -0 $launcher 2>/dev/null; do

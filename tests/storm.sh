@@ -8,11 +8,9 @@
 #   STORM_KILLS=HOW    one (default); two: two ranks at once; heir: a rank, and after 0.3 s the next one, which takes over its shards;
 #                      again: a rank, and its new process while it is on its way back
 set -u
-build=${BUILD:-build}
+. tests/says.sh
 seconds=${1:-1200} kills=${2:-60} strategy=${3:-outer:H=8,momentum=0.3+delayed-nesterov}
 how_killed=${STORM_KILLS:-one}
-there=$(mktemp -d)
-trap 'rm -rf "$there"' EXIT
 keep() { [ "${STORM_LOGS:-}" ] && mkdir -p "$STORM_LOGS" && cp "$there"/*.log "$there"/*.jsonl "$there"/kills "$STORM_LOGS"; }
 train="$build/fashion_mnist --model lenet5 --batch 32 --lr 0.01 --schedule constant --epochs 1000000"
 how="--strategy $strategy --pace 250:100 --restart 100000"
@@ -27,8 +25,7 @@ starts() {
     echo "one host: $(cat "$there/rights")"
     setsid "$build/tandem-run" -n 16 $how $train --metrics "$there/$1.jsonl" >"$there/$1.log" 2>&1 &
   fi
-  tries=0
-  until grep -q '"event":"start"' "$there/$1.jsonl" 2>/dev/null || [ $tries -eq 600 ]; do tries=$((tries + 1)); sleep 0.1; done
+  within 600 grep -q '"event":"start"' "$there/$1.jsonl"
   sleep 5
 }
 process_of() {  # NAME RANK
@@ -40,8 +37,7 @@ process_of() {  # NAME RANK
 # and at its beginning ranks wait for each other.
 stops() {
   kill -TERM "$(process_of "$1" 0)"
-  tries=0
-  until grep -q '"event":"end"' "$there/$1.jsonl" || [ $tries -eq 600 ]; do tries=$((tries + 1)); sleep 0.1; done
+  within 600 grep -q '"event":"end"' "$there/$1.jsonl"
   sleep 2
   sed -n 's/.*"event":"epoch","epoch":\([0-9]*\).*"images_per_second":\([0-9.e+]*\),"seconds":\([0-9.]*\).*/\1 \2 \3/p' "$there/$1.jsonl" |
     awk '$1 > 1 { images += $2 * $3; seconds += $3 } END { print seconds ? images / seconds / 32 : 0 }'

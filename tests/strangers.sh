@@ -3,14 +3,12 @@
 # while they train. The job must end with the weights of one that was left alone, and hold no descriptors for them. The part with
 # several hosts needs the rights of hosts.sh; without them it is left out, and that is said.
 set -u
-build=${BUILD:-build}
 count=${1:-10000}
-[ -x "$build/strangers" ] && [ -x "$build/tandem-run" ] || { echo 'no tandem-run: built without UCX'; exit 77; }
-command -v ss >/dev/null && command -v pgrep >/dev/null || { echo 'no ss, or no pgrep. Try: apt-get install iproute2 procps'; exit 77; }
 . tests/says.sh
+needs_ranks
+command -v ss >/dev/null || { echo 'no ss. Try: apt-get install iproute2'; exit 77; }
 export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
 train="$build/fashion_mnist --data synthetic --model mlp --batch 48 --epochs 1000 --val 59000"
-weights() { tail -c +$((9 + $(od -An -t u8 -N 8 "$1"))) "$1" | cksum; }
 descriptors() { for p in $(pgrep -f -- "--checkpoint $1"); do ls "/proc/$p/fd" 2>/dev/null | wc -l; done | sort -n | tail -n 1; }
 # same FOLDER FOLDER WHEN: the weights in both are the same.
 same() { [ "$(weights "$1/last.safetensors")" = "$(weights "$2/last.safetensors")" ] || complain "strangers $3 change the result"; }
@@ -23,8 +21,7 @@ rank() { RANK=$1 WORLD_SIZE=2 LOCAL_RANK=$1 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0
 alone() {
   rank 0 "$1" >"$there/zero" 2>&1 &
   zero=$!
-  tries=0
-  until ss -ltnH | grep -q ":$port " || [ $tries -eq 100 ]; do tries=$((tries + 1)); sleep 0.1; done
+  within 100 sh -c "ss -ltnH | grep -q ':$port '"
 }
 alone "$there/quiet"
 rank 1 "$there/quiet" >"$there/one" 2>&1 || complain "two ranks: $(cat "$there/one")"
@@ -45,8 +42,7 @@ same "$there/quiet" "$there/met" 'while ranks meet'
 # ---- while they train, on one host: there is no port -----------------------------------------------------------------
 "$build/tandem-run" -n 2 $train --checkpoint "$there/host" --log-every 20 --metrics "$there/metrics" >"$there/out" 2>&1 &
 launcher=$!
-tries=0
-until grep -q '"event":"step"' "$there/metrics" 2>/dev/null || [ $tries -eq 300 ]; do tries=$((tries + 1)); sleep 0.1; done
+within 300 grep -q '"event":"step"' "$there/metrics"
 for p in $(pgrep -P $launcher); do
   ss -ltnpH | grep "pid=$p," && complain "a rank on one host listens while it trains"
 done

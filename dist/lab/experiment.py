@@ -31,13 +31,19 @@ import statistics
 import sys
 import textwrap
 
-from experiment_plan import Plan, Refused, Trial, simulate, why_not
+from experiment_plan import Plan, Refused, Trial, dry_run, simulate
+
+try:
+    from scipy import special
+except ImportError:
+    print("experiment: scipy is missing: apt-get install python3-scipy, or pip install scipy", file=sys.stderr)
+    sys.exit(77)
 
 
 # ---- results ---------------------------------------------------------------------------------------------------------
 def read_results(path, plan):
-    """{trial: outcome} and the last header. A last line that was cut off is left out."""
-    results, header = {}, {}
+    """{trial: outcome}, the last header, and the text without a last line that was cut off: it holds no run."""
+    results, header, kept = {}, {}, ""
     if os.path.exists(path) and not os.path.isfile(path):
         raise Refused(f"{path}: is not a regular file: name one for the results")
     lines = pathlib.Path(path).read_text().splitlines(keepends=True) if os.path.exists(path) else []
@@ -46,29 +52,31 @@ def read_results(path, plan):
             row = json.loads(line)
             if at == 1 or "experiment" in row:
                 header = checked_header(row, header, plan)
-                continue
-            trial = Trial(*(row[name] for name in Trial._fields))
-            if trial in results:
-                raise Refused(f"is a second line of the run {trial}")
-            results[trial] = checked_outcome(row, trial) | {"made_by": header["made_by"]}
+            else:
+                trial = Trial(*(row[name] for name in Trial._fields))
+                if trial in results:
+                    raise Refused(f"is a second line of the run {trial}")
+                results[trial] = checked_outcome(row, trial) | {"made_by": header["made_by"]}
         except (KeyError, TypeError, ValueError) as e:
             if at > 1 and not line.endswith("\n"):
                 break
             raise Refused(f"{path}:{at}: " + (f'"{e.args[0]}" is missing' if type(e) is KeyError else str(e)))
-    return results, header
+        kept += line
+    return results, header, kept
 
 
 def checked_header(row, before, plan):
-    if row["experiment"] != plan.conditions:
-        raise Refused(f"holds results of another experiment ({row['experiment']}; the plan: {plan.conditions}): "
+    if row["experiment"] != plan.conditions():
+        raise Refused(f"holds results of another experiment ({row['experiment']}; the plan: {plan.conditions()}): "
                       "move it away")
     for name, conditions in plan.cluster_conditions().items():
         if row["clusters"].get(name, conditions) != conditions:
             raise Refused(f'holds results of another cluster "{name}" ({row["clusters"][name]}; the plan: '
                           f"{conditions}): rename the plan's")
-    if row.get("data") and (before.get("data") or row["data"]) != row["data"]:
-        raise Refused(f"the results had other data ({before['data']}; now: {row['data']}): move them away")
-    return row | {"data": row.get("data") or before.get("data")}
+    data = row.get("data") or before.get("data")
+    if before.get("data") not in (None, data):
+        raise Refused(f"the results had other data ({before['data']}; now: {data}): move them away")
+    return row | {"data": data}
 
 
 def checked_outcome(row, trial):
@@ -76,60 +84,45 @@ def checked_outcome(row, trial):
     diverged = {"ok": False, "diverged": True}[row["status"]]
     accuracy = 0 if diverged else row["test" if trial.final else "validation"]
     evaluations = list(zip(*(row["evaluations"][name] for name in ("epoch", "seconds", "accuracy")), strict=True))
-    for one, two in zip([(0, 0, 0), *evaluations], evaluations):
-        if not (two[0] > one[0] and two[1] >= one[1] and 0 <= two[2] <= 1):
-            raise Refused(f"the evaluation {two} cannot be, or cannot follow {one}")
+    for before, now in zip([(0, 0, 0), *evaluations], evaluations):
+        if not (now[0] > before[0] and now[1] >= before[1] and 0 <= now[2] <= 1):
+            raise Refused(f"the evaluation {now} cannot be, or cannot follow {before}")
     if not diverged and (not evaluations or evaluations[-1][2] != accuracy):
         raise Refused(f"its accuracy, {accuracy}, is not that of the last evaluation")
     if not 0 <= row["participation"] <= 1 or min([row["dropped"], row.get("refused", 0), *row["delays"]]) < 0:
         raise Refused("a participation beyond 0 to 1, or a negative number of pushes")
-    return {**row, "refused": row.get("refused", 0), "diverged": diverged, "accuracy": accuracy,
-            "evaluations": evaluations}
-
-
-def end_with_a_line(file):
-    """A last line that was cut off goes: it holds no run, and must not swallow the next one."""
-    file.seek(0)
-    text = file.read()
-    begin = text.rfind("\n") + 1
-    try:
-        if text[begin:]:
-            json.loads(text[begin:])
-            print(file=file)
-    except json.JSONDecodeError:
-        file.truncate(len(text[:begin].encode()))
+    return {"refused": 0} | row | {"diverged": diverged, "accuracy": accuracy, "evaluations": evaluations}
 
 
 def carry_out(plan, path, jobs, run):
     """Runs what is missing, `jobs` at a time, by run(trial); each is a line of the file as soon as it ends."""
-    read_results(path, plan)  # refuses a wrong file before it is opened for writing
-    with open(path, "a+") as file, concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+    with open(path, "a") as file, concurrent.futures.ThreadPoolExecutor(jobs) as pool:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise Refused(f"{path}: another process writes its results there")
-        results, header = read_results(path, plan)
-        end_with_a_line(file)
+        results, header, kept = read_results(path, plan)
+        file.truncate(len(kept.encode()))
+        print(end="" if kept.endswith("\n") or not kept else "\n", file=file)
         cells, under_way, failure = list(plan.cells), {}, None
         while True:
-            searches = {c: Search(plan, results, c) for c in cells}
-            cells = [c for c in cells if searches[c].missing]
-            waiting = (t for c in cells for t in searches[c].missing if t not in under_way.values() and not failure)
+            missing = {c: Search(plan, results, c).missing for c in cells}
+            cells = [c for c in cells if missing[c]]
+            waiting = (t for c in cells for t in missing[c] if t not in under_way.values() and not failure)
             under_way |= {pool.submit(run, t): t for t in itertools.islice(waiting, jobs - len(under_way))}
             if not under_way and failure:
                 raise failure
             if not under_way:
                 return results
-            ended, _ = concurrent.futures.wait(under_way, return_when=concurrent.futures.FIRST_COMPLETED)
-            for future in ended:
+            for future in concurrent.futures.wait(under_way, return_when=concurrent.futures.FIRST_COMPLETED).done:
                 trial = under_way.pop(future)
                 if future.exception():  # the other runs under way end, and are kept
                     failure = failure or future.exception()
                     continue
                 row = future.result()
-                now = {"experiment": plan.conditions, "clusters": plan.cluster_conditions(), "data": row.pop("data"),
+                now = {"experiment": plan.conditions(), "clusters": plan.cluster_conditions(), "data": row.pop("data"),
                        "made_by": row.pop("made_by")}
-                if {**header, **now} != header:
+                if header | now != header:
                     header = checked_header(now, header, plan)
                     print(json.dumps(now, ensure_ascii=False), file=file)
                 row = trial._asdict() | {k: v for k, v in row.items() if k not in (*Trial._fields, "settings")}
@@ -144,21 +137,15 @@ class Search:
 
     def __init__(self, plan, results, cell):
         self.plan, self.results, self.cell = plan, results, cell
-        self.momenta = self.all_momenta() if cell.strategy.momentum else [0]
+        self.momenta = plan.momenta_of(cell.strategy)
         self.tried, self.missing, self.chosen, self.edge, self.runs = {}, [], None, False, {}  # tried: point → score
-        first = self.momenta.index(plan.momenta[0]) if len(self.momenta) > 1 else 0
+        first = self.momenta.index(plan.momenta[0]) if cell.strategy.momentum else 0
         for rate in plan.rates:
             self.attempt((round(math.log2(rate / plan.rates[0])), first, *(c.first for c in cell.strategy.constants)))
         while not self.missing and len(self.tried) < plan.search and (point := self.next_point()):
             self.attempt(point)
         if not self.missing:
             self.choose()
-
-    def all_momenta(self):
-        momenta = sorted(self.plan.momenta)
-        if len(momenta) == 1:
-            return momenta
-        return ([] if momenta[0] == 0 else [0]) + momenta + [more for more in (0.95, 0.98) if more > momenta[-1]]
 
     def constants(self, point):
         return [c.at(i) for c, i in zip(self.cell.strategy.constants, point[2:])]
@@ -169,12 +156,22 @@ class Search:
                      math.ldexp(plan.rates[0], point[0]), self.momenta[point[1]], plan.tuning_epochs,
                      plan.tuning_seed + more, False)
 
-    def attempt(self, point):
-        trial = self.trial(point)
-        if trial in self.results:
-            self.tried[point] = score_of(self.plan, self.results[trial])
-        else:
+    def score(self, trial):
+        """−1: it diverged; up to 1: its accuracy; above 1, by the plan's choice: the sooner at the target, the more.
+        None: it has not run, and is missing."""
+        if trial not in self.results:
             self.missing.append(trial)
+            return None
+        outcome = self.results[trial]
+        if outcome["diverged"]:
+            return -1
+        seconds = time_to(self.plan.target, outcome) if self.plan.by_time else None
+        return outcome["accuracy"] if seconds is None else 1 + 1 / (1 + seconds)
+
+    def attempt(self, point):
+        score = self.score(self.trial(point))
+        if score is not None:
+            self.tried[point] = score
 
     def ranking(self):
         return sorted(self.tried, key=lambda point: -self.tried[point])
@@ -187,26 +184,24 @@ class Search:
                 ratio = (1 - self.momenta[momentum + by]) / (1 - self.momenta[momentum])
                 doublings = math.floor(abs(math.log2(ratio)) + 0.5) * (1 if ratio > 1 else -1)
                 near.append((rate + doublings, momentum + by, *constants))
-        near += [point[:i + 2] + (point[i + 2] + by,) + point[i + 3:] for i in range(len(constants)) for by in (1, -1)]
+        near += [point[:i] + (point[i] + by,) + point[i + 1:] for i in range(2, len(point)) for by in (1, -1)]
         return next((p for p in near if p not in self.tried and self.exists(p)), None)
 
     def exists(self, point):
         values = self.constants(point)
         return None not in values and (self.trial(point) in self.results
-                                       or not why_not(self.cell.strategy.filled(values), self.cell.workers))
+                                       or not dry_run(self.cell.strategy.filled(values), self.cell.workers)["why"])
 
     def next_point(self):
         return next(filter(None, map(self.untried_neighbour, self.ranking())), None)
 
     def choose(self):
         finalists = self.ranking()[:self.plan.finalists]
-        while len(finalists) > 1 and self.tried[finalists[-1]] < 0:
-            finalists.pop()
-        others = {p: [self.trial(p, k) for k in range(1, self.plan.tuning_seeds)] for p in finalists}
-        self.missing = [t for trials in others.values() for t in trials if t not in self.results]
+        finalists = [p for p in finalists if self.tried[p] >= 0] or finalists[:1]
+        scores = {p: [self.tried[p], *(self.score(self.trial(p, k)) for k in range(1, self.plan.tuning_seeds))]
+                  for p in finalists}
         if self.missing:
             return
-        scores = {p: [self.tried[p], *(score_of(self.plan, self.results[t]) for t in others[p])] for p in finalists}
         best = max(finalists, key=lambda p: sum(scores[p]))
         self.chosen = self.trial(best)._replace(epochs=self.plan.epochs, seed=1, final=True)
         self.values = self.constants(best)
@@ -222,14 +217,6 @@ class Search:
         return ", ".join(f"{name} {v:.3g}" for name, v in [("η", self.chosen.rate), *momentum, *constants])
 
 
-def score_of(plan, outcome):
-    """−1: it diverged; up to 1: its accuracy; above 1, by the plan's choice: the sooner at the target, the more."""
-    if outcome["diverged"]:
-        return -1
-    seconds = time_to(plan.target, outcome) if plan.by_time else None
-    return outcome["accuracy"] if seconds is None else 1 + 1 / (1 + seconds)
-
-
 # ---- statistics ------------------------------------------------------------------------------------------------------
 def time_to(target, outcome):
     """Virtual seconds to the first evaluation at the target or above, interpolated from the one before (the very first:
@@ -242,41 +229,35 @@ def time_to(target, outcome):
     return None
 
 
-def at_first(target, outcome):
-    return bool(outcome["evaluations"]) and outcome["evaluations"][0][2] >= target
-
-
-def t_quantile(n):
-    """97.5 % of Student's t with n degrees of freedom: half of a 95 % interval in standard errors."""
-    table = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281,
-             2.2010, 2.1788, 2.1604, 2.1448, 2.1314, 2.1199, 2.1098, 2.1009, 2.0930, 2.0860)
-    z = 1.959964  # beyond the table: Abramowitz and Stegun 26.7.5
-    return table[n - 1] if n <= len(table) else (
-        z + (z**3 + z) / (4 * n) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * n * n))
+def measured(run, target):
+    """A final run with what tables and figures show of it: its accuracy in points, the seconds to the target, and these
+    where they are no upper bound. None: there is none."""
+    seconds, early = time_to(target, run), bool(run["evaluations"]) and run["evaluations"][0][2] >= target
+    return run | {"points": None if run["diverged"] else 100 * run["accuracy"], "seconds": seconds, "early": early,
+                  "bounded": None if early else seconds}
 
 
 def standard_error(values):
-    return statistics.stdev(values) / math.sqrt(len(values))
+    return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0
 
 
-def mean_text(values, form, unit):
-    if not values:
-        return "–"
-    error = " ± " + form % (unit * standard_error(values)) if len(values) > 1 else ""
-    return form % (unit * statistics.fmean(values)) + error
+def mean_text(values, form, gone):
+    """The mean of those that are not None ± its standard error, and what `gone` says of the others."""
+    values = [v for v in values if v is not None]
+    text = form % statistics.fmean(values) if values else "–"
+    if len(values) > 1:
+        text += " ± " + form % standard_error(values)
+    return text + (f" ({gone})" if gone else "")
 
 
-def paired(values, form, unit, planned, change=lambda x: x):
+def paired(values, form, planned, change=lambda x: x):
     """The mean over pairs of runs with one seed [95 % t-interval]; None in `values`: a pair that has none."""
     kept = [v for v in values if v is not None]
-    if not kept:
-        text = "–"
-    else:
-        mean = statistics.fmean(kept)
-        text = form % (unit * change(mean))
-        if len(kept) > 1:
-            half = t_quantile(len(kept) - 1) * standard_error(kept)
-            text += f" [{form % (unit * change(mean - half))}, {form % (unit * change(mean + half))}]"
+    mean = statistics.fmean(kept or [0])
+    text = form % change(mean) if kept else "–"
+    if len(kept) > 1:
+        half = special.stdtrit(len(kept) - 1, 0.975) * standard_error(kept)
+        text += f" [{form % change(mean - half)}, {form % change(mean + half)}]"
     return text + (f" ({len(kept)} of {planned} pairs)" if values and len(kept) != planned else "")
 
 
@@ -284,86 +265,76 @@ def counted(n, what):
     return f"{n} {what}{'' if n == 1 else 's'}"
 
 
+# ---- tables and figures ----------------------------------------------------------------------------------------------
 class Report:
     """The tables of an experiment as Markdown, and its figures."""
 
     def __init__(self, plan, results):
-        self.plan, self.workers, self.edges = plan, sorted(plan.workers), False
+        self.plan, self.workers = plan, sorted(plan.workers)
         self.searches = {(c.cluster, c.workers, c.strategy.text): Search(plan, results, c) for c in plan.cells}
-        self.runs = {key: search.runs for key, search in self.searches.items()}
+        self.runs = {key: {seed: measured(run, plan.target) for seed, run in search.runs.items()}
+                     for key, search in self.searches.items()}
 
     def tables(self):
         p, first = self.plan, self.plan.strategies[0].text
         text = (f"Each cell: {p.search} points searched with {counted(p.tuning_epochs, 'epoch')} of one seed, "
                 f"{counted(p.finalists, 'finalist')} with {counted(p.tuning_seeds, 'seed')} in all, "
                 f"{counted(p.seeds, 'final run')} with {counted(p.epochs, 'epoch')}.\n")
+        where = " where the target was reached, or at the end" if p.by_time else ""
+        target, others = f"{100 * p.target:.4g} %", p.strategies[1:]
+        kinds = [(True, f"test accuracy in %{where}, mean ± standard error over seeds (what was chosen)", p.strategies,
+                  self.accuracy),
+                 (not p.by_time, f"points that {first} is better by, paired by seed [95 % t-interval]", others,
+                  self.advantage),
+                 (p.target, f"virtual seconds to {target}, mean ± standard error over the seeds that reach it (at the "
+                  "first evaluation: the time of that)", p.strategies, self.time),
+                 (p.target, f"time to {target} as a multiple of {first}'s, geometric mean over the seeds that both "
+                  "reach it after the first evaluation [95 % t-interval]", others, self.ratio)]
         for cluster in [c["name"] for c in p.clusters]:
-            where = " where the target was reached, or at the end" if p.by_time else ""
-            text += self.table(f"Cluster {cluster}: test accuracy in %{where}, mean ± standard error over seeds (what "
-                               "was chosen)", p.strategies, cluster, self.accuracy)
-            if len(p.strategies) > 1 and not p.by_time:
-                text += self.table(f"Cluster {cluster}: points that {first} is better by, paired by seed [95 % "
-                                   "t-interval]", p.strategies[1:], cluster, self.advantage)
-            if p.target:
-                target = f"{100 * p.target:.4g} %"
-                text += self.table(f"Cluster {cluster}: virtual seconds to {target}, mean ± standard error over the "
-                                   "seeds that reach it (at the first evaluation: the time of that)", p.strategies,
-                                   cluster, self.time)
-            if p.target and len(p.strategies) > 1:
-                text += self.table(f"Cluster {cluster}: time to {target} as a multiple of {first}'s, geometric mean "
-                                   "over the seeds that both reach it after the first evaluation [95 % t-interval]",
-                                   p.strategies[1:], cluster, self.ratio)
+            text += "".join(self.table(f"Cluster {cluster}: {title}", strategies, cluster, entry)
+                            for wanted, title, strategies, entry in kinds if wanted)
         if left := sum(not runs for runs in self.runs.values()):
             text += f"\n{left} of {counted(len(self.runs), 'cell')}: no final run yet.\n"
-        return text + ("\n† A neighbour of what was chosen was not tried within the budget.\n" if self.edges else "")
+        edges = any(search.edge and search.runs for search in self.searches.values())
+        return text + ("\n† A neighbour of what was chosen was not tried within the budget.\n" if edges else "")
 
     def table(self, title, strategies, cluster, entry):
-        rows = [f"| {s.text} | " + " | ".join(entry((cluster, k, s.text)) for k in self.workers) + " |\n"
-                for s in strategies if any(self.runs[cluster, k, s.text] for k in self.workers)]
-        head = "\n" + title + "\n\n| workers | " + " | ".join(map(str, self.workers)) + " |\n|---|"
-        return head + "---|" * len(self.workers) + "\n" + "".join(rows) if rows else ""
+        rows = ""
+        for s in strategies:
+            keys = [(cluster, k, s.text) for k in self.workers]
+            if any(self.runs[key] for key in keys):
+                rows += f"| {s.text} | " + " | ".join(entry(key) if self.runs[key] else "–" for key in keys) + " |\n"
+        head = f"\n{title}\n\n| workers | " + " | ".join(map(str, self.workers)) + " |\n"
+        return head + "|---|" + "---|" * len(self.workers) + "\n" + rows if rows else ""
 
     def censored(self, **counts):
         return ", ".join(f"{n} of {self.plan.seeds} {what.replace('_', ' ')}" for what, n in counts.items() if n)
 
     def accuracy(self, key):
-        runs = self.runs[key].values()
-        if not runs:
-            return "–"
-        search = self.searches[key]
-        self.edges |= search.edge
+        runs, search = self.runs[key].values(), self.searches[key]
         gone = self.censored(diverged=sum(r["diverged"] for r in runs), not_run=self.plan.seeds - len(runs))
-        mean = mean_text([r["accuracy"] for r in runs if not r["diverged"]], "%.2f", 100)
-        return mean + (f" ({gone})" if gone else "") + f" ({search.chosen_text()})" + "†" * search.edge
+        mean = mean_text([r["points"] for r in runs], "%.2f", gone)
+        return f"{mean} ({search.chosen_text()})" + "†" * search.edge
 
     def time(self, key):
-        runs, target = self.runs[key].values(), self.plan.target
-        if not runs:
-            return "–"
-        missed = [r for r in runs if time_to(target, r) is None]
-        gone = self.censored(
-            diverged=sum(r["diverged"] for r in missed), not_reached=sum(not r["diverged"] for r in missed),
-            at_the_first_evaluation=sum(at_first(target, r) for r in runs), not_run=self.plan.seeds - len(runs))
-        return (mean_text([time_to(target, r) for r in runs if r not in missed], "%.1f", 1)
-                + (f" ({gone})" if gone else ""))
+        runs = self.runs[key].values()
+        missed = [r["diverged"] for r in runs if r["seconds"] is None]
+        gone = self.censored(diverged=sum(missed), not_reached=len(missed) - sum(missed),
+                             at_the_first_evaluation=sum(r["early"] for r in runs), not_run=self.plan.seeds - len(runs))
+        return mean_text([r["seconds"] for r in runs], "%.1f", gone)
 
-    def pairs(self, key, value):
+    def pairs(self, key, name, compare):
+        """compare(the first strategy's value, this one's), by seed; None where one of them has none."""
         one, other = self.runs[key[0], key[1], self.plan.strategies[0].text], self.runs[key]
-        return [value(one[seed], other[seed]) for seed in one if seed in other]
+        pairs = [(one[seed][name], other[seed][name]) for seed in one if seed in other]
+        return [None if None in pair else compare(*pair) for pair in pairs]
 
     def advantage(self, key):
-        def points(a, b):
-            return None if a["diverged"] or b["diverged"] else a["accuracy"] - b["accuracy"]
-        return paired(self.pairs(key, points), "%+.2f", 100, self.plan.seeds)
+        return paired(self.pairs(key, "points", lambda a, b: a - b), "%+.2f", self.plan.seeds)
 
     def ratio(self, key):
-        target = self.plan.target
-
-        def log_ratio(a, b):
-            times = time_to(target, b), time_to(target, a)
-            too_long = at_first(target, a) or at_first(target, b)
-            return None if None in times or too_long else math.log(times[0] / times[1])
-        return paired(self.pairs(key, log_ratio), "%.2f", 1, self.plan.seeds, math.exp)
+        logarithms = self.pairs(key, "bounded", lambda a, b: math.log(b / a))
+        return paired(logarithms, "%.2f", self.plan.seeds, math.exp)
 
     def figures(self, folder):
         """NAME-CLUSTER.svg over the numbers of workers, with standard errors: test accuracy, or, of a plan that chooses
@@ -372,24 +343,18 @@ class Report:
             from matplotlib import pyplot
         except ImportError:
             raise Refused("--figures needs matplotlib: apt-get install python3-matplotlib")
-        plan = self.plan
+        plan, name = self.plan, "seconds" if self.plan.by_time else "points"
         shown = f"virtual seconds to {100 * plan.target:.4g} %" if plan.by_time else "test accuracy in %"
-
-        def value(run):
-            return time_to(plan.target, run) if plan.by_time else None if run["diverged"] else 100 * run["accuracy"]
         pathlib.Path(folder).mkdir(parents=True, exist_ok=True)
         for cluster in [c["name"] for c in plan.clusters]:
             figure, axes = pyplot.subplots(figsize=(10, 5), layout="constrained")
-            lines = pyplot.cycler(linestyle=["-", "--", ":"]) * pyplot.cycler(color=pyplot.cm.tab10.colors)
-            axes.set_prop_cycle(lines)
+            axes.set_prop_cycle(pyplot.cycler(linestyle=["-", "--", ":"]) * pyplot.cycler(color=pyplot.cm.tab10.colors))
             for strategy in plan.strategies:
-                values = {k: [v for v in map(value, self.runs[cluster, k, strategy.text].values()) if v is not None]
+                values = {k: [r[name] for r in self.runs[cluster, k, strategy.text].values() if r[name] is not None]
                           for k in self.workers}
-                points = [(k, statistics.fmean(v), standard_error(v) if len(v) > 1 else 0)
-                          for k, v in values.items() if v]
+                points = [(k, statistics.fmean(v), standard_error(v)) for k, v in values.items() if v]
                 if points:
-                    x, y, error = zip(*points)
-                    axes.errorbar(x, y, error, marker="o", markersize=4, capsize=3, label=strategy.text)
+                    axes.errorbar(*zip(*points), marker="o", markersize=4, capsize=3, label=strategy.text)
             axes.set(xscale="log", xlabel="workers", ylabel=shown, yscale="log" if plan.by_time else "linear")
             axes.set_title(textwrap.fill(f"{plan.title}: {cluster}", 90), fontsize="medium")
             axes.set_xticks(self.workers, map(str, self.workers))
@@ -468,23 +433,19 @@ def can_run(plan):
         return False
 
 
-def check(plans, options):
+def check(plans, count, seed, seconds):
     """Rows of all plans' results, drawn together, are run again. Exits with 1 when one contradicts the results."""
-    count, _, seed = options.check.partition(",")
-    seed = int(seed) if seed else random.randrange(1000000)
-    results = {plan.path: read_results(options.results or pathlib.Path(plan.path).with_suffix(".jsonl"), plan)
-               for plan in plans}
-    here = [plan for plan in plans if can_run(plan)]
-    rows = [(plan, t) for plan in here for t, r in results[plan.path][0].items()
-            if r["wall_seconds"] <= options.check_seconds]
+    results = {plan: read_results(results_of(plan), plan) for plan in plans}
+    rows = [(plan, t) for plan in plans if can_run(plan) for t, r in results[plan][0].items()
+            if r["wall_seconds"] <= seconds]
     if not rows:
-        raise Refused(f"no row took at most {options.check_seconds:g} s: choose a larger --check-seconds")
-    drawn = random.Random(seed).sample(rows, min(int(count), len(rows)))
-    print(f"{len(drawn)} of {len(rows)} rows, drawn with seed {seed} of those of at most {options.check_seconds:g} s")
+        raise Refused(f"no row took at most {seconds:g} s: choose a larger --check-seconds")
+    drawn = random.Random(seed).sample(rows, min(count, len(rows)))
+    print(f"{len(drawn)} of {len(rows)} rows, drawn with seed {seed} of those of at most {seconds:g} s")
     wrong = 0
     for plan, trial in drawn:
-        recorded, header = results[plan.path]
-        row = plan.run(trial, options.data)
+        recorded, header, _ = results[plan]
+        row = plan.run(trial)
         if header["data"] and row["data"] != header["data"]:
             raise Refused(f"{plan.path}: its runs had other data ({header['data']}; now: {row['data']})")
         again = checked_outcome(row, trial)
@@ -507,12 +468,14 @@ def show(trial, outcome):
           f"{outcome['wall_seconds']:.0f} s", file=sys.stderr)
 
 
+def results_of(plan):
+    return str(pathlib.Path(plan.path).with_suffix(".jsonl"))
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("plans", nargs="+", metavar="PLAN.json")
-    parser.add_argument("--data", default="", help="folder of the data sets, or 'synthetic'")
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time, a thread each (2)")
-    parser.add_argument("--results", help="the runs (beside the plan, .jsonl)")
     only = parser.add_mutually_exclusive_group()
     only.add_argument("--table", action="store_true", help="only print the tables of the runs that there are")
     only.add_argument("--figures", metavar="FOLDER", help="only draw the runs that there are")
@@ -520,23 +483,23 @@ def main():
     only.add_argument("--check", metavar="ROWS[,SEED]", help="run so many rows of the results again, and compare")
     parser.add_argument("--check-seconds", type=float, default=300, help="only rows that took at most so long (300)")
     options = parser.parse_args()
-    if options.check and not re.fullmatch(r"[1-9]\d*(,\d+)?", options.check):
+    rows = re.fullmatch(r"([1-9]\d*)(?:,(\d+))?", options.check or "1")
+    if not rows:
         raise Refused(f"--check {options.check}: expected a number of rows from 1, or ROWS,SEED")
     if len(options.plans) > 1 and not options.check:
         raise Refused("name one plan (--check takes several)")
     if not 1 <= options.jobs <= 1000:
         raise Refused(f"--jobs {options.jobs}: expected 1 to 1000")
-    plans = [Plan(path, options.data == "synthetic") for path in options.plans]
+    plans = [Plan(path) for path in options.plans]
     if options.check:
-        return check(plans, options)
-    plan, path = plans[0], options.results or str(pathlib.Path(options.plans[0]).with_suffix(".jsonl"))
-    if options.table or options.figures or options.status:
-        if not options.status and not os.path.exists(path):
-            raise Refused(f"{path}: there are no results: the same command without an option makes them")
-        results, _ = read_results(path, plan)
-    else:
+        return check(plans, int(rows[1]), int(rows[2] or random.randrange(1000000)), options.check_seconds)
+    plan, path = plans[0], results_of(plans[0])
+    if not (options.table or options.figures or options.status):
         print("each run is kept: when this is interrupted, the same command goes on", file=sys.stderr)
-        results = carry_out(plan, path, options.jobs, lambda trial: plan.run(trial, options.data))
+        carry_out(plan, path, options.jobs, plan.run)
+    if not options.status and not os.path.exists(path):
+        raise Refused(f"{path}: there are no results: the same command without an option makes them")
+    results = read_results(path, plan)[0]
     if options.status:
         print(status(plan, results, options.jobs), end="")
     elif options.figures:
@@ -549,7 +512,8 @@ if __name__ == "__main__":
     try:
         main()
     except (OSError, Refused) as e:
-        print(f"experiment: {e}", file=sys.stderr)
+        what = f"{e.filename}: {e.strerror}" if isinstance(e, OSError) else e
+        print(f"experiment: {what}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -1,5 +1,6 @@
 """The plan of an experiment (PLAN.md): its fields, the strategies whose constants are searched, and a run of it by
 build/simulate."""
+import collections
 import decimal
 import functools
 import itertools
@@ -18,15 +19,10 @@ class Refused(ValueError):
     """What is wrong, where, and what to do."""
 
 
-class Trial(typing.NamedTuple):
-    strategy: str  # with its constants filled in
-    workers: int
-    cluster: str
-    rate: float
-    momentum: float
-    epochs: int
-    seed: int
-    final: bool  # measured on test pictures; otherwise on held-out pictures
+# One run. strategy: its text with its constants filled in; final: measured on test pictures, else on held-out ones.
+Trial = collections.namedtuple("Trial", "strategy workers cluster rate momentum epochs seed final")
+# What a search is for. strategy: a Strategy.
+Cell = collections.namedtuple("Cell", "strategy workers cluster")
 
 
 def exact(value):
@@ -46,16 +42,15 @@ def simulate(arguments):
 
 
 @functools.cache
-def why_not(strategy, workers):
-    """Why the simulator refuses a strategy; empty: it does not."""
+def dry_run(strategy, workers):
+    """"momentum": whether a strategy's rule keeps one; "why": why the simulator refuses it (empty: it does not)."""
     try:
-        simulate(["--dry-run", "--strategy", strategy, "--workers", workers])
-        return ""
+        return simulate(["--dry-run", "--strategy", strategy, "--workers", workers]) | {"why": ""}
     except Refused as e:
-        return str(e)
+        return {"why": str(e)}
 
 
-# ---- the plan --------------------------------------------------------------------------------------------------------
+# ---- the fields ------------------------------------------------------------------------------------------------------
 # Each field's default. A value must have the type of the default. The simulator checks its own ranges.
 FIELDS = {
     "title": "", "data_set": "fashion-mnist", "model": "lenet5", "dtype": "f32", "augment": False,
@@ -73,11 +68,11 @@ def fits(value, example):
         names = [str(v.get("name") if type(v) is dict else v) for v in value] if type(value) is list else []
         return names and all(fits(v, example[0]) for v in value) and len(set(names)) == len(names)
     if type(example) in (int, float):
-        whole = type(example) is int
-        return type(value) in (int, float) and value >= whole and (not whole or value == int(value))
+        return type(value) in (int, float) and (value >= 0 if type(example) is float else value >= 1 and value % 1 == 0)
     return type(value) is type(example) and value != ""
 
 
+# ---- strategies ------------------------------------------------------------------------------------------------------
 class Constant(typing.NamedTuple):
     name: str  # "R"; "H" where the text has none, as in "local-sgd:{4,8}"
     values: list  # ascending
@@ -94,8 +89,10 @@ class Constant(typing.NamedTuple):
         ratio = value / inner if value > 0 and inner > 0 else 2 if up else 0
         for _ in range(i - n + 1 if up else -i):
             following = value * ratio
-            value = (following if not self.whole else max(value + 1, math.floor(following + 0.5)) if up
-                     else min(value - 1, math.floor(following + 0.5)))
+            if self.whole:
+                rounded = math.floor(following + 0.5)
+                following = max(value + 1, rounded) if up else min(value - 1, rounded)
+            value = following
         return value if value >= (1 if self.whole else 1e-12) else None
 
 
@@ -104,16 +101,17 @@ class Strategy:
 
     def __init__(self, text):
         self.text = text
-        self.pieces = re.split(r"\{[^}]*\}", text)
+        parts = re.split(r"\{([^}]*)\}", text)
+        self.pieces = parts[::2]  # what stands around the braces
         if "{" in "".join(self.pieces):
             raise Refused(f"{text}: a brace is not closed")
-        self.constants = [self.constant(before, values[1:-1])
-                          for before, values in zip(self.pieces, re.findall(r"\{[^}]*\}", text))]
+        self.constants = [self.constant(*pair) for pair in zip(self.pieces, parts[1::2])]
         self.first = [c.values[c.first] for c in self.constants]
         others = [self.first[:i] + [v] + self.first[i + 1:] for i, c in enumerate(self.constants) for v in c.values]
         for values in [self.first, *others]:
-            if why := why_not(self.filled(values), 100000):
+            if why := dry_run(self.filled(values), 100000)["why"]:
                 raise Refused(why)
+        self.momentum = dry_run(self.filled(self.first), 100000)["momentum"]
 
     def constant(self, before, values):
         name = re.split("[:,+]", before)[-1].split("=")[0] or "H"
@@ -122,7 +120,7 @@ class Strategy:
             listed = [float(v) for v in values.split(",")]
         except ValueError:
             listed = [-1.0]
-        if any(v < is_whole or (is_whole and v != int(v)) for v in listed):
+        if any(v < is_whole or (is_whole and v % 1) for v in listed):
             expected = "whole numbers from 1" if is_whole else "numbers from 0"
             raise Refused(f"{self.text}: {{{values}}}: expected {expected}"
                           " (a row of its own for each setting of an on/off constant)")
@@ -133,46 +131,37 @@ class Strategy:
     def filled(self, values):
         return self.pieces[0] + "".join(f"{v:.6g}{piece}" for v, piece in zip(values, self.pieces[1:]))
 
-    @functools.cached_property
-    def momentum(self):
-        return simulate(["--dry-run", "--strategy", self.filled(self.first), "--workers", 100000])["momentum"]
 
-
-class Cell(typing.NamedTuple):
-    strategy: Strategy
-    workers: int
-    cluster: str
-
-
+# ---- the plan --------------------------------------------------------------------------------------------------------
 class Plan:
     """A plan's fields as attributes. Every error names the file and the line."""
 
-    def __init__(self, path, synthetic=False):
-        self.path, self.synthetic = str(path), synthetic
+    def __init__(self, path):
+        self.path, self.text = str(path), pathlib.Path(path).read_text()
         try:
-            self.text = pathlib.Path(path).read_text()
-            fields = json.loads(self.text, object_pairs_hook=self.members)
-        except OSError as e:
-            raise Refused(f"{path}: {e.strerror}")
+            given = json.loads(self.text, object_pairs_hook=self.members)
         except json.JSONDecodeError as e:
             raise Refused(f"{path}:{e.lineno}: {e.msg}")
-        vars(self).update(self.checked(fields, FIELDS, ("strategies", "workers", "rates"), "a plan"))
+        vars(self).update(self.checked(given, FIELDS, ("strategies", "workers", "rates"), "a plan"))
         self.clusters = [self.checked(c, CLUSTER_FIELDS, ("name",), "a cluster") for c in self.clusters]
         self.title = self.title or pathlib.Path(path).stem
-        self.tuning_epochs = fields.get("tuning_epochs", self.epochs)
-        self.search = fields.get("search", max(self.search, len(self.rates)))
+        self.tuning_epochs = given.get("tuning_epochs", self.epochs)
+        self.search = given.get("search", max(self.search, len(self.rates)))
         self.by_time = self.choose_by == "time"
         try:
             self.strategies = [Strategy(s) for s in self.strategies]
         except Refused as e:
             self.wrong("strategies", e)
-        self.check_together(fields)
+        for name, wrong, why in self.checks(given):
+            if wrong:
+                self.wrong(name, f'"{name}": {why}')
         self.rates = sorted(math.ldexp(self.rates[0], round(math.log2(rate / self.rates[0]))) for rate in self.rates)
         self.cells = [Cell(s, k, c["name"]) for k in self.workers for c in self.clusters for s in self.strategies]
 
     def members(self, pairs):
-        for name, _ in pairs:
-            if sum(name == other for other, _ in pairs) > 1:
+        names = [name for name, _ in pairs]
+        for name in names:
+            if names.count(name) > 1:
                 self.wrong(name, f'"{name}" comes twice')
         return dict(pairs)
 
@@ -186,54 +175,59 @@ class Plan:
         for name, value in given.items():
             if name not in fields:
                 self.wrong(name, f'"{name}" is not a field of {owner}')
-            example = fields[name]
-            if not fits(value, example):
-                what = EXPECTED[type(example[0] if type(example) is list else example)]
-                what = f"a list, each {what}, none twice" if type(example) is list else what
+            if not fits(value, fields[name]):
+                listed = type(fields[name]) is list
+                what = EXPECTED[type(fields[name][0] if listed else fields[name])]
+                what = f"a list, each {what}, none twice" if listed else what
                 self.wrong(name, f'"{name}" is {json.dumps(value, ensure_ascii=False)}: expected {what}')
         for name in required:
             if name not in given:
                 self.wrong("", f'"{name}" is missing')
         return fields | given
 
-    def check_together(self, fields):
-        """What types and the simulator do not see."""
-        for name, wrong, why in [
-                ("rates", min(self.rates) <= 0 or any(abs(math.log2(r / self.rates[0]) % 1 - 0.5) < 0.5 - 1e-6
-                                                      for r in self.rates),
-                 f"each is above 0, and {self.rates[0]:g} times a power of two"),
-                ("momenta", max(self.momenta) >= 1, "momenta are below 1"),
-                ("workers", max(self.workers) > 100000, "at most 100000 workers"),
-                ("target", self.target >= 1 or fields.get("target") == 0, "an accuracy is above 0 and below 1"),
-                ("dtype", self.dtype not in ("f32", "bf16"), "f32 or bf16 is expected"),
-                ("evaluate_every", not 0 < self.evaluate_every <= self.epochs, "above 0, at most \"epochs\""),
-                ("tuning_epochs", self.tuning_epochs > self.epochs, "at most \"epochs\""),
-                ("tuning_seed", self.tuning_seed < 1001, "seeds below 1001 are those of final runs"),
-                ("search", self.search < len(self.rates), "at least as many points as \"rates\""),
-                ("choose_by", self.choose_by not in ("accuracy", "time"), "accuracy or time is expected"),
-                ("choose_by", self.by_time and not self.target, "time needs a \"target\""),
-                ("choose_by", self.by_time and self.tuning_epochs != self.epochs and self.schedule != "constant",
-                 "the times of searches and of final runs belong to two schedules: choose the constant one, or as many "
-                 '"tuning_epochs" as "epochs"')]:
-            if wrong:
-                self.wrong(name, f'"{name}": {why}')
+    def checks(self, given):
+        """What types and the simulator do not see: the field, whether it is wrong, and why."""
+        first = self.rates[0]
+        yield "rates", min(self.rates) <= 0, "each is above 0"
+        yield "rates", any(abs(math.log2(r / first) % 1 - 0.5) < 0.5 - 1e-6 for r in self.rates), (
+            f"each is {first:g} times a power of two")
+        yield "momenta", max(self.momenta) >= 1, "momenta are below 1"
+        yield "workers", max(self.workers) > 100000, "at most 100000 workers"
+        yield "target", self.target >= 1 or given.get("target") == 0, "an accuracy is above 0 and below 1"
+        yield "dtype", self.dtype not in ("f32", "bf16"), "f32 or bf16 is expected"
+        yield "evaluate_every", not 0 < self.evaluate_every <= self.epochs, 'above 0, at most "epochs"'
+        yield "tuning_epochs", self.tuning_epochs > self.epochs, 'at most "epochs"'
+        yield "tuning_seed", self.tuning_seed < 1001, "seeds below 1001 are those of final runs"
+        yield "search", self.search < len(self.rates), 'at least as many points as "rates"'
+        yield "choose_by", self.choose_by not in ("accuracy", "time"), "accuracy or time is expected"
+        yield "choose_by", self.by_time and not self.target, 'time needs a "target"'
+        yield "choose_by", self.by_time and self.tuning_epochs != self.epochs and self.schedule != "constant", (
+            "the times of searches and of final runs belong to two schedules: choose the constant one, or as many "
+            '"tuning_epochs" as "epochs"')
         for cluster, workers in itertools.product(self.clusters, self.workers):
-            share, name = cluster["slow_share"], f"cluster {cluster['name']}"
-            if share > 1 or (workers > 1 and share > 0 and not slow_workers(cluster, workers)):
-                self.wrong("clusters", f'{name}: a share of {share:g} of {workers} workers is none: choose another')
-            if cluster["shape"] and cluster["shape"] < 0.01:
-                self.wrong("clusters", f'{name}: "shape" is {cluster["shape"]:g}: expected 0, or 0.01 and more')
-            if (share > 0) != (cluster["slow_factor"] > 1) or cluster["slow_factor"] < 1:
-                self.wrong("clusters", f'{name}: "slow_share" and "slow_factor" have an effect only together')
+            share, shape, factor = (cluster[name] for name in ("slow_share", "shape", "slow_factor"))
+            none = share > 1 or (workers > 1 and share > 0 and not slow_workers(cluster, workers))
+            yield "clusters", none, f"a share of {share:g} of {workers} workers is none: choose another"
+            yield "clusters", 0 < shape < 0.01, f'"shape" is {shape:g}: expected 0, or 0.01 and more'
+            yield "clusters", factor < 1 or (share > 0) != (factor > 1), (
+                '"slow_share" and "slow_factor" have an effect only together')
         for strategy, workers in itertools.product(self.strategies, self.workers):
-            if why := why_not(strategy.filled(strategy.first), workers):
-                self.wrong("strategies", why)
+            why = dry_run(strategy.filled(strategy.first), workers)["why"]
+            yield "strategies", why, why
 
-    @property
+    def momenta_of(self, strategy):
+        """Those that a search may try, ascending: the list of the plan, continued."""
+        momenta = sorted(self.momenta)
+        if not strategy.momentum:
+            return [0]
+        if len(momenta) == 1:
+            return momenta
+        return [0] * (momenta[0] > 0) + momenta + [more for more in (0.95, 0.98) if more > momenta[-1]]
+
     def conditions(self):
-        return (f"{'synthetic ' * self.synthetic}{self.data_set}, {self.model}, {self.dtype}"
-                f"{', augmented' * self.augment}, schedule {self.schedule}, batch {self.batch}, {self.val} held back, "
-                f"weight decay {exact(self.weight_decay)}, evaluated every {exact(self.evaluate_every)} epochs"
+        return (f"{self.data_set}, {self.model}, {self.dtype}{', augmented' * self.augment}, schedule {self.schedule}, "
+                f"batch {self.batch}, {self.val} held back, weight decay {exact(self.weight_decay)}, "
+                f"evaluated every {exact(self.evaluate_every)} epochs"
                 + (f", until {exact(self.target)}" if self.by_time else ""))
 
     def cluster_conditions(self):
@@ -241,13 +235,13 @@ class Plan:
                 f"{exact(c['slow_factor'])} times as slow, latency {exact(c['latency'])} s, bandwidth "
                 + (exact(c["bandwidth"]) + " bytes/s" if c["bandwidth"] else "unlimited") for c in self.clusters}
 
-    def run(self, trial, data):
+    def run(self, trial):
         """One simulated run: what build/simulate prints, with the trial's key."""
         cluster = next(c for c in self.clusters if c["name"] == trial.cluster)
         slow = ",".join(f"{w}:{cluster['slow_factor']!r}" for w in slow_workers(cluster, trial.workers))
         every = self.evaluate_every if trial.final or self.by_time else trial.epochs
         options = {
-            "data": data, "data-set": self.data_set, "model": self.model, "dtype": self.dtype, "batch": self.batch,
+            "data-set": self.data_set, "model": self.model, "dtype": self.dtype, "batch": self.batch,
             "schedule": self.schedule, "weight-decay": self.weight_decay, "val": self.val, "epochs": trial.epochs,
             "strategy": trial.strategy, "workers": trial.workers, "lr": trial.rate, "momentum": trial.momentum,
             "seed": trial.seed, "evaluate-every": every, "evaluate-on": "test" if trial.final else "held-out",
@@ -257,7 +251,7 @@ class Plan:
         outcome = simulate(words + ["--augment"] * self.augment)
         if self.data_set == "fashion-mnist" and outcome["data"].startswith("6000 + 1000 "):
             raise Refused("all of Fashion-MNIST is needed, not a part: run datasets/get-data.sh fashion-mnist")
-        return {**outcome, **trial._asdict()}
+        return outcome | trial._asdict()
 
 
 def slow_workers(cluster, workers):

@@ -22,6 +22,7 @@ done
 unshare --net --uts --ipc --mount true 2>/dev/null || { echo 'no right to make namespaces: run as root'; exit 77; }
 
 id=$$
+every_host=$(seq 0 $((hosts - 1)))
 there=$(mktemp -d)
 bridge=tb$id
 pids=
@@ -30,8 +31,7 @@ clean() {
   for p in $pids; do kill -KILL -- "-$p" 2>/dev/null || kill -KILL "$p" 2>/dev/null; done
   wait 2>/dev/null
   ip link del "$bridge" 2>/dev/null
-  i=0
-  while [ "$i" -lt "$hosts" ]; do ip link del "th$id-$i" 2>/dev/null; i=$((i + 1)); done
+  for i in $every_host; do ip link del "th$id-$i" 2>/dev/null; done
   rm -rf "$there"
 }
 trap clean EXIT
@@ -41,14 +41,11 @@ trap 'exit 143' TERM
 net=10.$((id / 250 % 250)).$((id % 250))
 ip link add "$bridge" type bridge 2>"$there/why" && ip link set "$bridge" up 2>>"$there/why" ||
   { echo "no bridge can be made: $(cat "$there/why")"; exit 77; }
-: >"$there/names"
-i=0
-while [ "$i" -lt "$hosts" ]; do echo "$net.$((i + 1)) host$i" >>"$there/names"; i=$((i + 1)); done
-(cat /etc/hosts; cat "$there/names") >"$there/hosts"
+cat /etc/hosts >"$there/hosts"
+for i in $every_host; do echo "$net.$((i + 1)) host$i" >>"$there/hosts"; done
 
 # Each host is held by a process that only sleeps.
-i=0
-while [ "$i" -lt "$hosts" ]; do
+for i in $every_host; do
   unshare --net --uts --ipc --mount sh -c "
     hostname host$i && mount -t tmpfs tmpfs /dev/shm && mount --bind '$there/hosts' /etc/hosts &&
     : >'$there/ready$i' && exec sleep 1000000" &
@@ -60,7 +57,6 @@ while [ "$i" -lt "$hosts" ]; do
     [ $tries -lt 200 ] && kill -0 $pid 2>/dev/null || { echo "host $i cannot be made"; exit 77; }
     sleep 0.05
   done
-  eval "pid$i=$pid"
   ip link add "th$id-$i" type veth peer name eth0 netns "$pid" && ip link set "th$id-$i" master "$bridge" up &&
     nsenter -t "$pid" -n sh -c "ip addr add $net.$((i + 1))/24 dev eth0 && ip link set eth0 up && ip link set lo up" ||
     { echo "host $i cannot be joined to the others"; exit 77; }
@@ -77,7 +73,6 @@ while [ "$i" -lt "$hosts" ]; do
     done
   fi
   echo "$pid" >"$there/host$i"
-  i=$((i + 1))
 done
 
 cat >"$there/ssh" <<END
@@ -105,39 +100,26 @@ if [ "${LAUNCHER:-}" ]; then
 else
   ranks=${RANKS:-1}
   token=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')
-  i=0 running=
-  while [ "$i" -lt "$hosts" ]; do
-    k=0
-    while [ "$k" -lt "$ranks" ]; do
-      r=$((i * ranks + k))
-      RANK=$r WORLD_SIZE=$((hosts * ranks)) LOCAL_RANK=$k LOCAL_WORLD_SIZE=$ranks MASTER_ADDR=host0 \
-        MASTER_PORT=${MASTER_PORT:-29500} TANDEM_TOKEN=${TANDEM_TOKEN:-$token} UCX_LOG_LEVEL=${UCX_LOG_LEVEL:-fatal} \
-        setsid nsenter -t "$(cat "$there/host$i")" -n -u -i -m --wd="$(pwd)" "$@" >"$there/out$r" 2>&1 &
-      echo $! >"$there/pid$r"
-      pids="$pids $!"
-      running="$running $!:$r"
-      k=$((k + 1))
-    done
-    i=$((i + 1))
+  running=
+  for r in $(seq 0 $((hosts * ranks - 1))); do
+    RANK=$r WORLD_SIZE=$((hosts * ranks)) LOCAL_RANK=$((r % ranks)) LOCAL_WORLD_SIZE=$ranks MASTER_ADDR=host0 \
+      MASTER_PORT=${MASTER_PORT:-29500} TANDEM_TOKEN=${TANDEM_TOKEN:-$token} UCX_LOG_LEVEL=${UCX_LOG_LEVEL:-fatal} \
+      setsid nsenter -t "$(cat "$there/host$((r / ranks))")" -n -u -i -m --wd="$(pwd)" "$@" >"$there/out$r" 2>&1 &
+    running="$running $!"
+    pids="$pids $!"
   done
   # The first failure, in the order of ranks, decides.
   for one in $running; do
-    wait "${one%:*}"
+    wait "$one"
     got=$?
     [ $got -eq 0 ] || [ $status -ne 0 ] || status=$got
   done
-  r=0
-  while [ "$r" -lt $((hosts * ranks)) ]; do
-    sed "s/^/[$r@host$((r / ranks))] /" "$there/out$r"
-    r=$((r + 1))
-  done
+  for r in $(seq 0 $((hosts * ranks - 1))); do sed "s/^/[$r@host$((r / ranks))] /" "$there/out$r"; done
 fi
 if [ "${COUNTERS:-}" ]; then
-  i=0
-  while [ "$i" -lt "$hosts" ]; do
+  for i in $every_host; do
     nsenter -t "$(cat "$there/host$i")" -n cat /proc/net/dev |
       awk -v h="host$i" '/eth0:/ { sub(/.*:/, ""); print h, $9, $1 }'
-    i=$((i + 1))
   done >"$COUNTERS"
 fi
 exit $status

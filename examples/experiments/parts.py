@@ -3,7 +3,6 @@
 
     python3 examples/experiments/parts.py bias|table              carries out what is missing, and prints the table
     python3 examples/experiments/parts.py bias|table --show       the table of the runs that there are
-    python3 examples/experiments/parts.py bias --picture FILE.svg
 
 Every run of build/simulate is a line of parts_bias.jsonl or parts_table.jsonl as soon as it ends, so a study may be
 interrupted anywhere.
@@ -112,37 +111,16 @@ def show_table(done):
         print(f"| {partition}, {workers} | {method} | {published} | {interval(ours) if ours else '–'} |")
 
 
-def draw_bias(done, path):
-    import matplotlib
-    matplotlib.use("svg")
-    from matplotlib import pyplot
-    pyplot.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "parts"})
-    figure, ax = pyplot.subplots(figsize=(8, 3.2))
-    for i, rule in enumerate(RULES):
-        runs = [r for r in done.values() if r["name"] == rule and r["options"]["--slow"]]
-        means = [statistics.mean(100 * r["class_accuracy"][c] for r in runs) for c in range(10)] if runs else []
-        ax.plot(range(len(means)), means, "o-", color=f"C{i}", label=rule, markersize=3, linewidth=1)
-    ax.axvspan(-0.5, 4.5, color="0.9", zorder=0)
-    ax.set(xlabel="class (grey: only with workers that take four times as long)", ylabel="accuracy in %", ylim=(0, 100))
-    ax.legend(fontsize=7, ncols=2, frameon=False)
-    figure.tight_layout()
-    figure.savefig(path, metadata={"Date": None})
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("study", choices=["bias", "table"])
     parser.add_argument("--show", action="store_true")
-    parser.add_argument("--picture", metavar="FILE.svg")
     chosen = parser.parse_args()
     path = HERE / f"parts_{chosen.study}.jsonl"
     done = {key(r): r for r in map(json.loads, path.read_text().splitlines())} if path.exists() else {}
-    if not chosen.show and not chosen.picture:
+    if not chosen.show:
         carry_out(BIAS if chosen.study == "bias" else TABLE, path, done)
-    if chosen.picture:
-        draw_bias(done, chosen.picture)
-    else:
-        (show_bias if chosen.study == "bias" else show_table)(done)
+    (show_bias if chosen.study == "bias" else show_table)(done)
 
 
 if __name__ == "__main__":

@@ -33,35 +33,35 @@ def peer(blocks, layout, batch, threads):
         ctypes.CDLL("libc.so.6").mallopt(-1, 2**31 - 1)
         ctypes.CDLL("libc.so.6").mallopt(-3, 2**31 - 1)
     import torch
-    import torch.nn.functional as F
+    from torch.nn.functional import cross_entropy
     from torch.utils.checkpoint import checkpoint
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-    from peer import FORMATS, ResNet
+    from peer import FORMATS, MODELS
 
     torch.set_num_threads(threads)
     torch.manual_seed(1)
 
-    def build(depth, n):
-        model = ResNet((16, 32, 64), depth, False).to(memory_format=FORMATS[layout])
+    def build(name, n):
+        model = MODELS[name][0]().to(memory_format=FORMATS[layout])
         sgd = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
         x = torch.randn(n, 3, 32, 32).to(memory_format=FORMATS[layout])
         labels = torch.arange(n) % 10
 
         def step():
             sgd.zero_grad(set_to_none=True)
-            y = F.relu(model.bn(model.conv(x)))
+            y, middle = model[:3](x), model[3:-3]
             if blocks:
-                for i in range(0, len(model.blocks), blocks):
-                    y = checkpoint(model.blocks[i:i + blocks], y, use_reentrant=False)
+                for i in range(0, len(middle), blocks):
+                    y = checkpoint(middle[i:i + blocks], y, use_reentrant=False)
             else:
-                y = model.blocks(y)
-            F.cross_entropy(model.fc(F.adaptive_avg_pool2d(y, 1).flatten(1)), labels).backward()
+                y = middle(y)
+            cross_entropy(model[-3:](y), labels).backward()
             sgd.step()
         return step
 
-    build(1, 2)()  # loads its code
+    build("resnet20", 2)()  # loads its code
     start = status("VmRSS:")
-    step = build(18, batch)
+    step = build("resnet110", batch)
     for _ in range(3):
         step()
 

@@ -11,7 +11,7 @@ One line in, one line out; the first line out is "torch VERSION threads N".
 
   MODEL DTYPE BATCH [FORMAT]   builds a model, times both memory formats, keeps
                  the faster:  ready FORMAT CONTIGUOUS_MS CHANNELS_LAST_MS MODE
-                 MODEL  mlp lenet5 smallcnn vgg11 resnet20 resnet18
+                 MODEL  one of tests/gpu/torch_models.py
                  DTYPE  f32; bf16-autocast: float32 weights under torch.autocast;
                         bf16-cast: everything bfloat16, weights and SGD too;
                         bf16: the faster of the two
@@ -33,13 +33,15 @@ import argparse
 import contextlib
 import ctypes
 import gc
+import os
 import sys
 import time
 
 try:
     import torch
     import torch.nn.functional as F
-    from torch import nn
+    sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../gpu"))
+    from torch_models import MODELS
 except ImportError as error:
     print(f"error {error}", flush=True)
     sys.exit(1)
@@ -49,94 +51,15 @@ MODES = {"f32": ["f32"], "bf16": ["autocast", "cast"], "bf16-autocast": ["autoca
          "bf16-cast": ["cast"]}
 
 
-class BasicBlock(nn.Module):
-    def __init__(self, inputs, outputs, stride, projection):
-        super().__init__()
-        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
-        self.bn1 = nn.BatchNorm2d(outputs)
-        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
-        self.bn2 = nn.BatchNorm2d(outputs)
-        self.stride, self.added, self.project = stride, outputs - inputs, None
-        if projection and self.added:
-            self.project = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False),
-                                         nn.BatchNorm2d(outputs))
-
-    def forward(self, x):
-        y = F.relu(self.bn1(self.conv1(x)))
-        y = self.bn2(self.conv2(y))
-        if self.project:
-            x = self.project(x)
-        elif self.added:
-            x = x[:, :, ::self.stride, ::self.stride]
-            x = F.pad(x, (0, 0, 0, 0, self.added // 2, self.added - self.added // 2))
-        return F.relu(y + x)
-
-
-class ResNet(nn.Module):
-    def __init__(self, widths, depth, projection):
-        super().__init__()
-        inputs, blocks = widths[0], []
-        self.conv = nn.Conv2d(3, inputs, 3, padding=1, bias=False)
-        self.bn = nn.BatchNorm2d(inputs)
-        for stage, outputs in enumerate(widths):
-            for i in range(depth):
-                blocks.append(BasicBlock(inputs, outputs, 2 if stage and not i else 1, projection))
-                inputs = outputs
-        self.blocks, self.fc = nn.Sequential(*blocks), nn.Linear(inputs, 10)
-
-    def forward(self, x):
-        x = self.blocks(F.relu(self.bn(self.conv(x))))
-        return self.fc(F.adaptive_avg_pool2d(x, 1).flatten(1))
-
-
-def lenet5():
-    return nn.Sequential(
-        nn.Conv2d(1, 6, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
-        nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10))
-
-
-def smallcnn():
-    return nn.Sequential(
-        nn.Conv2d(1, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
-        nn.Linear(3136, 128), nn.ReLU(), nn.Linear(128, 10))
-
-
-def vgg11():
-    layers, inputs = [], 3
-    for outputs in (64, 0, 128, 0, 256, 256, 0, 512, 512, 0, 512, 512, 0):
-        if outputs:
-            layers += [nn.Conv2d(inputs, outputs, 3, padding=1), nn.BatchNorm2d(outputs), nn.ReLU()]
-            inputs = outputs
-        else:
-            layers.append(nn.MaxPool2d(2))
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, 10))
-
-
-def mlp():
-    return nn.Sequential(nn.Flatten(), nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 128), nn.ReLU(), nn.Linear(128, 10))
-
-
-MODELS = {  # builder, shape of one picture
-    "mlp": (mlp, (1, 28, 28)),
-    "lenet5": (lenet5, (1, 28, 28)),
-    "smallcnn": (smallcnn, (1, 28, 28)),
-    "vgg11": (vgg11, (3, 32, 32)),
-    "resnet20": (lambda: ResNet((16, 32, 64), 3, projection=False), (3, 32, 32)),
-    "resnet18": (lambda: ResNet((64, 128, 256, 512), 2, projection=True), (3, 32, 32)),
-}
-
-
 class Trainer:
     def __init__(self, model, batch, mode, memory_format):
         torch.manual_seed(1)
-        build, shape = MODELS[model]
+        build, shape, classes = MODELS[model]
         dtype = torch.bfloat16 if mode == "cast" else torch.float32
         memory_format = FORMATS[memory_format]
         self.model = build().to(dtype=dtype, memory_format=memory_format).train()
         self.x = torch.randn(batch, *shape).to(dtype=dtype, memory_format=memory_format)
-        self.target = torch.randint(10, (batch,))
+        self.target = torch.randint(classes, (batch,))
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9)
         self.autocast = mode == "autocast"
 

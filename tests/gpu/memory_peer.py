@@ -9,25 +9,12 @@ import sys
 import time
 
 import torch
-from torch import nn
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
-from peer import Block, Bottleneck, cifar_net
+from torch_models import MODELS, Block, Bottleneck
 
 UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
-
-
-def resnet152():
-    layers, i = [nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1)], 64
-    for stage, (m, n) in enumerate([(64, 3), (128, 8), (256, 36), (512, 3)]):
-        for b in range(n):
-            layers.append(Bottleneck(i, m, 2 if stage and b == 0 else 1))
-            i = 4 * m
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(i, 1000))
-
-
-MODELS = {"resnet152": (resnet152, (3, 224, 224)), "resnet1202": (lambda: cifar_net([16, 32, 64], 200, False), (3, 32, 32))}
 
 
 def rate(model, n, shape, way):
@@ -68,7 +55,7 @@ def main():
         if found and found[1] in MODELS:
             rows[found[0]] = found[1], int(found[2]), float(found[3]) * UNITS[found[4]]
     for name, (kind, n, budget) in rows.items():
-        make, shape = MODELS[kind]
+        make, shape, _ = MODELS[kind]
         torch.cuda.set_per_process_memory_fraction(budget / total)
         for way in ("as it is", "save_on_cpu", "checkpoint"):
             torch.manual_seed(1)

@@ -280,42 +280,26 @@ for smoothing in (0.0, 0.1):
            dict(labels=labels.int()), x=4 * torch.randn(6, 11))
 
 
-def unary(op, function, positive=False, **attributes):
+UNARY = {
+    "relu": F.relu, "leaky_relu": lambda x: F.leaky_relu(x, 0.01), "elu": F.elu, "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"), "silu": F.silu, "hardswish": F.hardswish,
+    "sigmoid": torch.sigmoid, "tanh": torch.tanh, "softplus": F.softplus, "exp": torch.exp, "log": torch.log,
+    "sqrt": torch.sqrt, "rsqrt": torch.rsqrt, "abs": torch.abs, "neg": torch.neg, "square": torch.square,
+    "sin": torch.sin, "cos": torch.cos, "reciprocal": torch.reciprocal, "clamp": lambda x: x.clamp(-0.5, 0.5)}
+CONSTANTS = {"leaky_relu": {"slope": 0.01}, "elu": {"alpha": 1.0}, "clamp": {"low": -0.5, "high": 0.5}}
+BINARY = {"add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div, "maximum": torch.maximum,
+          "minimum": torch.minimum, "pow": torch.pow}
+for op, function in UNARY.items():
     seed(op)
     x = 2 * torch.randn(3, 37)  # odd sizes exercise the tails of vector loops
     x[0, :4] = torch.tensor([-8.0, -1e-3, 1e-3, 8.0])
-    if positive:
+    if op in ("log", "sqrt", "rsqrt", "reciprocal"):
         x = x.abs() + 0.01
-    record(op, dict(op=op, **attributes), function, x=x)
-
-
-unary("relu", F.relu)
-unary("leaky_relu", lambda x: F.leaky_relu(x, 0.01), slope=0.01)
-unary("elu", F.elu, alpha=1.0)
-unary("gelu", F.gelu)
-unary("gelu_tanh", lambda x: F.gelu(x, approximate="tanh"))
-unary("silu", F.silu)
-unary("hardswish", F.hardswish)
-unary("sigmoid", torch.sigmoid)
-unary("tanh", torch.tanh)
-unary("softplus", F.softplus)
-unary("exp", torch.exp)
-unary("log", torch.log, positive=True)
-unary("sqrt", torch.sqrt, positive=True)
-unary("rsqrt", torch.rsqrt, positive=True)
-unary("abs", torch.abs)
-unary("neg", torch.neg)
-unary("square", torch.square)
-unary("sin", torch.sin)
-unary("cos", torch.cos)
-unary("reciprocal", torch.reciprocal, positive=True)
-unary("clamp", lambda x: x.clamp(-0.5, 0.5), low=-0.5, high=0.5)
+    record(op, dict(op=op, **CONSTANTS.get(op, {})), function, x=x)
 
 SHAPES = {"same": ((2, 3, 4), (2, 3, 4)), "3x1": ((2, 3, 4), (3, 1)), "4": ((2, 3, 4), (4,)),
           "1": ((2, 3, 4), (1,)), "outer": ((3, 1), (2, 1, 4))}
-for op, function in (("add", torch.add), ("sub", torch.sub), ("mul", torch.mul),
-                     ("div", torch.div), ("maximum", torch.maximum),
-                     ("minimum", torch.minimum), ("pow", torch.pow)):
+for op, function in BINARY.items():
     for name, (shape_a, shape_b) in SHAPES.items():
         case = f"{op}_{name}"
         seed(case)
@@ -399,34 +383,9 @@ x, labels = torch.randn(8, 8, 8, 1), torch.randint(10, (8,))
 training.metadata["tiny"] = json.dumps(dict(op="network", eps=1e-5, momentum=0.1))
 training.add("tiny", x=x, labels=labels.int(), **parameters, **statistics)
 
-STEPS = 5
-for case, lr, momentum, nesterov, weight_decay in (
-        ("tiny_sgd", 0.1, 0.0, False, 0.0), ("tiny_momentum", 0.1, 0.9, False, 0.0),
-        ("tiny_nesterov", 0.1, 0.9, True, 0.0), ("tiny_weight_decay", 0.1, 0.9, False, 5e-4)):
-    p = {name: value.double().requires_grad_() for name, value in parameters.items()}
-    s = {name: value.double() for name, value in statistics.items()}
-    optimizer = torch.optim.SGD(
-        [{"params": [v for v in p.values() if v.dim() > 1], "weight_decay": weight_decay},
-         {"params": [v for v in p.values() if v.dim() == 1]}],
-        lr=lr, momentum=momentum, nesterov=nesterov)
-    losses = []
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss = F.cross_entropy(tiny_logits(x.double(), p, s), labels)
-        loss.backward()
-        if case == "tiny_sgd" and step == 0:
-            training.add("tiny", **{name + ".grad": v.grad.float() for name, v in p.items()})
-        optimizer.step()
-        losses.append(loss.item())
-    training.metadata[case] = json.dumps(dict(
-        op="sgd", lr=lr, momentum=momentum, nesterov=int(nesterov), weight_decay=weight_decay,
-        steps=STEPS))
-    training.add(case, losses=np.float32(losses),
-                 **{name: v.float() for name, v in {**p, **s}.items()})
-
 
 def train_tiny(case, attributes, update, state_of):
-    """Steps of an optimizer that is not SGD, on the same network and batch."""
+    """Steps of an optimizer on that network and batch."""
     p = {name: value.double().requires_grad_() for name, value in parameters.items()}
     s = {name: value.double() for name, value in statistics.items()}
     state, losses = state_of(p), []
@@ -435,6 +394,8 @@ def train_tiny(case, attributes, update, state_of):
             v.grad = None
         loss = F.cross_entropy(tiny_logits(x.double(), p, s), labels)
         loss.backward()
+        if case == "tiny_sgd" and step == 0:
+            training.add("tiny", **{name + ".grad": v.grad.float() for name, v in p.items()})
         update(state, p)
         losses.append(loss.item())
     training.metadata[case] = json.dumps(attributes)
@@ -442,32 +403,30 @@ def train_tiny(case, attributes, update, state_of):
                  **{name: v.float() for name, v in {**p, **s}.items()})
 
 
-# conv1.bias stands before a batch norm: its gradient is rounding, which AdamW would blow up to a full step.
-def adamw(p, lr, betas, weight_decay):
-    return torch.optim.AdamW(
-        [{"params": [v for v in p.values() if v.dim() > 1], "weight_decay": weight_decay},
-         {"params": [v for n, v in p.items() if v.dim() == 1 and n != "conv1.bias"], "weight_decay": 0.0}],
-        lr=lr, betas=betas)
+def optimized(case, op, optimizer, weight_decay, spared=(), steps=12, attributes=None, **options):
+    """PyTorch's optimizer; vectors do not decay, and what is spared does not move."""
+    shown = options if attributes is None else attributes
+    train_tiny(case, dict(op=op, **shown, weight_decay=weight_decay, steps=steps), lambda state, p: state.step(),
+               lambda p: optimizer([{"params": [v for v in p.values() if v.dim() > 1], "weight_decay": weight_decay},
+                                    {"params": [v for n, v in p.items() if v.dim() == 1 and n not in spared],
+                                     "weight_decay": 0.0}], **options))
 
 
-for case, lr, betas, weight_decay in (("tiny_adamw", 0.01, (0.9, 0.999), 0.1),
-                                      ("tiny_adamw_plain", 0.003, (0.8, 0.95), 0.0)):
-    train_tiny(case, dict(op="adamw", lr=lr, beta1=betas[0], beta2=betas[1], weight_decay=weight_decay,
-                          steps=12),
-               lambda optimizer, p: optimizer.step(), lambda p: adamw(p, lr, betas, weight_decay))
-
-
-def adaptive(optimizer, p, weight_decay, **options):
-    return optimizer([{"params": [v for v in p.values() if v.dim() > 1], "weight_decay": weight_decay},
-                      {"params": [v for n, v in p.items() if v.dim() == 1 and n != "conv1.bias"]}], **options)
-
-
-train_tiny("tiny_adam", dict(op="adam", lr=0.01, beta1=0.9, beta2=0.999, weight_decay=0.1, steps=12),
-           lambda optimizer, p: optimizer.step(), lambda p: adaptive(torch.optim.Adam, p, 0.1, lr=0.01))
+for case, momentum, nesterov, weight_decay in (
+        ("tiny_sgd", 0.0, False, 0.0), ("tiny_momentum", 0.9, False, 0.0), ("tiny_nesterov", 0.9, True, 0.0),
+        ("tiny_weight_decay", 0.9, False, 5e-4)):
+    optimized(case, "sgd", torch.optim.SGD, weight_decay, steps=5, lr=0.1, momentum=momentum, nesterov=nesterov,
+              attributes=dict(lr=0.1, momentum=momentum, nesterov=int(nesterov)))
+# conv1.bias stands before a batch norm: its gradient is rounding, which the others would blow up to a full step.
+for case, op, optimizer, lr, betas, weight_decay in (
+        ("tiny_adamw", "adamw", torch.optim.AdamW, 0.01, (0.9, 0.999), 0.1),
+        ("tiny_adamw_plain", "adamw", torch.optim.AdamW, 0.003, (0.8, 0.95), 0.0),
+        ("tiny_adam", "adam", torch.optim.Adam, 0.01, (0.9, 0.999), 0.1)):
+    optimized(case, op, optimizer, weight_decay, ("conv1.bias",), lr=lr, betas=betas,
+              attributes=dict(lr=lr, beta1=betas[0], beta2=betas[1]))
 for case, momentum, weight_decay in (("tiny_rmsprop", 0.0, 0.0), ("tiny_rmsprop_momentum", 0.8, 0.05)):
-    train_tiny(case, dict(op="rmsprop", lr=0.002, alpha=0.95, momentum=momentum, weight_decay=weight_decay, steps=12),
-               lambda optimizer, p: optimizer.step(),
-               lambda p: adaptive(torch.optim.RMSprop, p, weight_decay, lr=0.002, alpha=0.95, momentum=momentum))
+    optimized(case, "rmsprop", torch.optim.RMSprop, weight_decay, ("conv1.bias",), lr=0.002, alpha=0.95,
+              momentum=momentum)
 
 
 def lars(state, p, lr=2.0, momentum=0.9, weight_decay=0.01, trust=0.02):
@@ -536,14 +495,8 @@ X = torch.tensor([1.5, -2, -3, 1e-4, -1e-4, 0.0, -0.0, 1e-40, -1e-40, 1e-30, 1e3
 DY = torch.tensor([1.5, 0.0, inf, -inf, nan])
 specials.metadata["unary"] = specials.metadata["binary"] = "{}"
 specials.add("unary", x=X, dy=DY)
-for op, function in (
-        ("relu", F.relu), ("leaky_relu", lambda x: F.leaky_relu(x, 0.01)), ("elu", F.elu), ("gelu", F.gelu),
-        ("gelu_tanh", lambda x: F.gelu(x, approximate="tanh")), ("silu", F.silu), ("hardswish", F.hardswish),
-        ("softplus", F.softplus), ("sigmoid", torch.sigmoid), ("tanh", torch.tanh), ("exp", torch.exp),
-        ("log", torch.log), ("sqrt", torch.sqrt), ("rsqrt", torch.rsqrt), ("reciprocal", torch.reciprocal),
-        ("square", torch.square), ("abs", torch.abs), ("neg", torch.neg), ("sin", torch.sin), ("cos", torch.cos),
-        ("clamp", lambda x: x.clamp(-0.5, 0.5)), ("scale", lambda x: -1.5 * x + 0.25),
-        ("div_by", lambda x: x / 0.7), ("power", lambda x: x.pow(2.5))):
+more = {"scale": lambda x: -1.5 * x + 0.25, "div_by": lambda x: x / 0.7, "power": lambda x: x.pow(2.5)}
+for op, function in (UNARY | more).items():
     x = X.double().requires_grad_()
     y = function(x)
     dx = [torch.autograd.grad(y, x, torch.full_like(y, float(dy)), retain_graph=True)[0] for dy in DY]
@@ -552,8 +505,7 @@ for op, function in (
 
 A = torch.tensor([1.5, -2, 0.0, -0.0, 1e-40, 1e30, -1e-30, inf, -inf, nan])
 specials.add("binary", a=A)
-for op, function in (("add", torch.add), ("sub", torch.sub), ("mul", torch.mul), ("div", torch.div),
-                     ("maximum", torch.maximum), ("minimum", torch.minimum), ("pow", torch.pow)):
+for op, function in BINARY.items():
     a, b = (v.double().clone().requires_grad_() for v in torch.meshgrid(A, A, indexing="ij"))
     y = function(a, b)
     y.backward(torch.full_like(y, 1.5))

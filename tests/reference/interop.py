@@ -14,6 +14,7 @@ import argparse
 import subprocess
 import sys
 import tempfile
+from collections import OrderedDict
 
 import numpy as np
 import torch
@@ -23,34 +24,22 @@ from torchvision.models import resnet
 from torchvision.models import vgg as torchvision_vgg
 
 
-def lenet5(classes, channels, side):
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.conv1 = nn.Conv2d(channels, 6, 5, padding=2 if side == 28 else 0)
-            self.conv2 = nn.Conv2d(6, 16, 5)
-            self.fc1, self.fc2, self.fc3 = nn.Linear(400, 120), nn.Linear(120, 84), nn.Linear(84, classes)
+def named(**layers):
+    return nn.Sequential(OrderedDict(layers))
 
-        def forward(self, x):
-            x = torch.max_pool2d(self.conv1(x).relu(), 2)
-            x = torch.max_pool2d(self.conv2(x).relu(), 2)
-            return self.fc3(self.fc2(self.fc1(x.flatten(1)).relu()).relu())
-    return Net()
+
+def lenet5(classes, channels, side):
+    return named(
+        conv1=nn.Conv2d(channels, 6, 5, padding=2 if side == 28 else 0), relu1=nn.ReLU(), pool1=nn.MaxPool2d(2),
+        conv2=nn.Conv2d(6, 16, 5), relu2=nn.ReLU(), pool2=nn.MaxPool2d(2), flat=nn.Flatten(), fc1=nn.Linear(400, 120),
+        relu3=nn.ReLU(), fc2=nn.Linear(120, 84), relu4=nn.ReLU(), fc3=nn.Linear(84, classes))
 
 
 def smallcnn(classes, channels, side):
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.conv1 = nn.Conv2d(channels, 32, 3, padding=1)
-            self.conv2 = nn.Conv2d(32, 64, 3, padding=1)
-            self.fc1, self.fc2 = nn.Linear(64 * (side // 4) ** 2, 128), nn.Linear(128, classes)
-
-        def forward(self, x):
-            x = torch.max_pool2d(self.conv1(x).relu(), 2)
-            x = torch.max_pool2d(self.conv2(x).relu(), 2)
-            return self.fc2(self.fc1(x.flatten(1)).relu())
-    return Net()
+    return named(
+        conv1=nn.Conv2d(channels, 32, 3, padding=1), relu1=nn.ReLU(), pool1=nn.MaxPool2d(2),
+        conv2=nn.Conv2d(32, 64, 3, padding=1), relu2=nn.ReLU(), pool2=nn.MaxPool2d(2), flat=nn.Flatten(),
+        fc1=nn.Linear(64 * (side // 4) ** 2, 128), relu3=nn.ReLU(), fc2=nn.Linear(128, classes))
 
 
 class PadShortcut(nn.Module):  # He et al.'s option A
@@ -65,27 +54,17 @@ class PadShortcut(nn.Module):  # He et al.'s option A
 
 def resnet_cifar(depth):
     def make(classes, channels, side):
-        class Net(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.conv1 = nn.Conv2d(channels, 16, 3, padding=1, bias=False)
-                self.bn1 = nn.BatchNorm2d(16)
-                width = 16
-                for stage, out in enumerate((16, 32, 64)):
-                    blocks = []
-                    for b in range((depth - 2) // 6):
-                        first = b == 0 and stage > 0
-                        down = PadShortcut(2, (out - width) // 2) if first else None
-                        blocks.append(resnet.BasicBlock(width, out, 2 if first else 1, down))
-                        width = out
-                    setattr(self, f"layer{stage + 1}", nn.Sequential(*blocks))
-                self.fc = nn.Linear(64, classes)
-
-            def forward(self, x):
-                x = self.bn1(self.conv1(x)).relu()
-                x = self.layer3(self.layer2(self.layer1(x)))
-                return self.fc(x.mean((2, 3)))
-        return Net()
+        width, stages = 16, {}
+        stem = {"conv1": nn.Conv2d(channels, 16, 3, padding=1, bias=False), "bn1": nn.BatchNorm2d(16), "relu": nn.ReLU()}
+        for stage, out in enumerate((16, 32, 64)):
+            blocks = []
+            for b in range((depth - 2) // 6):
+                first = b == 0 and stage > 0
+                down = PadShortcut(2, (out - width) // 2) if first else None
+                blocks.append(resnet.BasicBlock(width, out, 2 if first else 1, down))
+                width = out
+            stages[f"layer{stage + 1}"] = nn.Sequential(*blocks)
+        return named(**stem, **stages, pool=nn.AdaptiveAvgPool2d(1), flat=nn.Flatten(), fc=nn.Linear(64, classes))
     return make
 
 
