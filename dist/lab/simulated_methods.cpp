@@ -93,58 +93,65 @@ class ByServers : public Method {
 };
 
 // ---- workers that make their own steps ------------------------------------------------------------------------------
+// What workers send and how they use its sum is that of a RoundMethod (rounds.h). Running statistics are averaged step
+// by step, as under the other methods.
 class OwnSteps : public Method {
  protected:
-  explicit OwnSteps(Simulation& s) : s_(s), workers_(std::size_t(s.workers())) {
+  explicit OwnSteps(Simulation& s) : s_(s), workers_(std::size_t(s.workers())), sum_(s.flat().values.clone()) {
     for (Worker& w : workers_) {
-      w.x = s.flat().values.clone();
-      w.velocity = Tensor::zeros(w.x.backend(), w.x.shape());
+      w.x = sum_.clone();
+      w.velocity = Tensor::zeros(sum_.backend(), sum_.shape());
     }
   }
   struct Worker {
     Tensor x, velocity;
-    Tensor exchanged;                               // x as it was sent for the mean in flight
-    std::unique_ptr<RoundMethod> method = nullptr;  // of rounds over own epochs
+    Tensor sent = {};  // x as it was sent for the sum in flight, if it travels while the worker goes on
+    std::shared_ptr<RoundMethod> method = nullptr;
     std::int64_t made = 0;
     bool waits = false;
   };
-  // A step of SGD with momentum. False: the gradient was not finite.
-  bool step(int worker, const std::function<void(Tensor& g)>& change = {}) {
-    Worker& w = workers_[std::size_t(worker)];
-    const bool finite = s_.gradient(worker, w.x, change);
-    if (finite)
-      rule_->push({.w = w.x.write<float>(),
-                   .g = s_.computed().data<float>(),
-                   .velocity = w.velocity.write<float>(),
-                   .scales = scales_.data()},
-                  w.x.numel(), Hyper{.learning_rate = s_.rate(), .momentum = s_.momentum()});
-    return finite;
+  // A step of SGD with momentum.
+  void step(Worker& w) {
+    const auto worker = int(&w - workers_.data());
+    if (!s_.gradient(worker, w.x, [&](Tensor& g) { w.method->before_update(w.x, g); })) return;
+    rule_->push({.w = w.x.write<float>(),
+                 .g = s_.computed().data<float>(),
+                 .velocity = w.velocity.write<float>(),
+                 .scales = scales_.data()},
+                w.x.numel(), Hyper{.learning_rate = s_.rate(), .momentum = s_.momentum()});
+    w.method->after_update(w.x, s_.rate());
+  }
+  Exchanged exchanged(Worker& w) const {
+    return {.x = w.x, .sent = w.sent.defined() ? w.sent : w.x, .sum = sum_, .ranks = s_.workers()};
   }
 
   Simulation& s_;
   std::vector<Worker> workers_;
+  Tensor sum_;
 
  private:
   const std::unique_ptr<Rule> rule_ = make_rule("asgd-m");
   const std::vector<float> scales_ = learning_rate_scales(s_.flat());
 };
 
-// Each worker has weights and a velocity, makes H SGD steps, and then exchanges the result as in rounds.h. Under easgd
-// no worker waits. When a worker arrives, it and the centre are pulled to each other: x −= α(x − z), z += α(x − z),
-// α = 0.9/K (Zhang, Choromanska and LeCun 2015, the asynchronous form).
+// Each worker has weights and a velocity, makes H SGD steps, and then exchanges the result. Under easgd no worker
+// waits: when a worker arrives, it and the centre are pulled to each other, with α = 0.9/K (Zhang, Choromanska and
+// LeCun 2015, the asynchronous form).
 class Local : public OwnSteps {
  public:
   using Kind = RoundSteps::Kind;
-  Local(Simulation& s, const RoundSteps& how)
-      : OwnSteps(s), how_(how), centre_(s.flat().values.clone()), mean_(Tensor::like(centre_)) {
-    if (how_.kind == Kind::outer) outer_velocity_ = Tensor::zeros(centre_.backend(), centre_.shape());
-    for (Worker& w : workers_)
-      if (how_.kind == Kind::cocod) w.exchanged = centre_.clone();
+  Local(Simulation& s, const RoundSteps& how) : OwnSteps(s), how_(how), method_(round_method(how)) {
+    method_->allocate(s.flat());
+    method_->start(sum_);
+    for (Worker& w : workers_) {
+      w.method = method_;
+      if (how_.kind == Kind::cocod) w.sent = sum_.clone();
+    }
   }
 
   void arrived(int worker) override {
     Worker& w = workers_[std::size_t(worker)];
-    step(worker);
+    step(w);
     const std::int64_t until = how_.kind == Kind::post_local && !s_.past_first_decay() ? 1 : how_.every.steps;
     if (++w.made < until) {
       s_.start(worker, s_.now());
@@ -158,67 +165,58 @@ class Local : public OwnSteps {
   }
 
   void visited(int worker) override {
-    elastic_pull(workers_[std::size_t(worker)].x, centre_, mean_, 0.9 / s_.workers());
-    add_into(centre_, mean_);
+    Exchanged e = exchanged(workers_[std::size_t(worker)]);
+    method_->send(e);
+    method_->merge(e);
     s_.start(worker, s_.now() + s_.one_way());
   }
 
   const Tensor& weights() override {
-    if (how_.kind == Kind::elastic) return centre_;
-    average([](const Worker& w) -> const Tensor& { return w.x; });
-    return mean_;
+    if (method_->centre() != nullptr) return *method_->centre();
+    add_up(&Worker::x);
+    join_mean(sum_, sum_, sum_, s_.workers());
+    return sum_;
   }
 
  private:
-  template <class Of>
-  void average(const Of& of) {
-    mean_.fill(0);
-    for (int m = 0; m < s_.workers(); m++) add_scaled(mean_, of(workers_[std::size_t(m)]), s_.weight(m));
-    join_mean(mean_, mean_, mean_, s_.workers());
+  void add_up(Tensor Worker::*what) {
+    sum_.fill(0);
+    for (int m = 0; m < s_.workers(); m++) add_scaled(sum_, workers_[std::size_t(m)].*what, s_.weight(m));
   }
   void average_when_all_wait() {
     if (how_.kind == Kind::elastic || s_.active() == 0) return;
-    if (std::count_if(workers_.begin(), workers_.end(), [](const Worker& w) { return w.waits; }) < s_.active()) return;
-    double at = s_.now() + s_.all_reduce();
-    if (how_.kind == Kind::cocod) {  // the mean at the last exchange, plus each worker's change since
-      average([](const Worker& w) -> const Tensor& { return w.exchanged; });
-      for (Worker& w : workers_) {
-        join_mean(w.x, w.exchanged, mean_, 1);
-        w.exchanged.copy_from(w.x);
-      }
-      at = std::max(s_.now(), mean_ready_);
-      mean_ready_ = at + s_.all_reduce();
-    } else {
-      average([](const Worker& w) -> const Tensor& { return w.x; });
-      if (how_.kind == Kind::outer)
-        outer_step(mean_, mean_, centre_, outer_velocity_, mean_, 1, {how_.momentum, how_.learning_rate});
-      for (Worker& w : workers_) w.x.copy_from(mean_);
+    if (std::ranges::count(workers_, true, &Worker::waits) < s_.active()) return;
+    const bool late = how_.kind == Kind::cocod;  // the sum of the last exchange, plus each worker's change since
+    const double at = late ? std::max(s_.now(), sum_ready_) : s_.now() + s_.all_reduce();
+    sum_ready_ = at + s_.all_reduce();
+    add_up(late ? &Worker::sent : &Worker::x);
+    for (Worker& w : workers_) {
+      Exchanged e = exchanged(w);
+      if (late || &w == &workers_[0])
+        method_->merge(e);
+      else
+        w.x.copy_from(workers_[0].x);
+      if (late) w.sent.copy_from(w.x);
     }
-    for (int m = 0; m < s_.workers(); m++) {
-      if (!workers_[std::size_t(m)].waits) continue;
-      workers_[std::size_t(m)].waits = false;
-      s_.start(m, at);
-    }
+    for (int m = 0; m < s_.workers(); m++)
+      if (std::exchange(workers_[std::size_t(m)].waits, false)) s_.start(m, at);
   }
 
   const RoundSteps how_;
-  Tensor centre_, mean_, outer_velocity_;
-  double mean_ready_ = 0;
+  const std::shared_ptr<RoundMethod> method_;  // one for all workers: its vectors are the same on all
+  double sum_ready_ = 0;
 };
 
 // ---- rounds over own epochs -----------------------------------------------------------------------------------------
 // federated.h: the workers that take part in a round begin it together, and the next one begins when all have ended it.
-// Running statistics are averaged step by step, as under the other methods.
 class OwnEpochs : public OwnSteps {
  public:
-  OwnEpochs(Simulation& s, const Federated& how)
-      : OwnSteps(s), epochs_(how.epochs), theta_(s.flat().values.clone()), sent_(Tensor::like(theta_)) {
+  OwnEpochs(Simulation& s, const Federated& how) : OwnSteps(s), epochs_(how.epochs), theta_(sum_.clone()) {
     for (int m = 0; m < s.workers(); m++) {
-      Worker& w = workers_[std::size_t(m)];
-      w.method = federated_method(how);
-      w.method->join(s.part(m), sgd_);
-      w.method->allocate(s.flat());
-      w.method->equal(theta_);
+      RoundMethod& method = *(workers_[std::size_t(m)].method = federated_method(how));
+      method.join(s.part(m), sgd_);
+      method.allocate(s.flat());
+      method.equal(theta_);
     }
   }
   const Tensor& weights() override { return theta_; }
@@ -228,8 +226,7 @@ class OwnEpochs : public OwnSteps {
   }
 
   void arrived(int worker) override {
-    Worker& w = workers_[std::size_t(worker)];
-    if (step(worker, [&](Tensor& g) { w.method->before_update(w.x, g); })) w.method->after_update(w.x, s_.rate());
+    step(workers_[std::size_t(worker)]);
     s_.counts_as(0);
     if (s_.part(worker)->more()) return s_.begin_step(worker, s_.now());
     if (--under_way_ > 0) return;
@@ -254,15 +251,15 @@ class OwnEpochs : public OwnSteps {
 
   void merge() {
     for (bool again = true; again;) {
-      Tensor sum = Tensor::zeros(theta_.backend(), theta_.shape());
+      sum_.fill(0);
       for (Worker& w : workers_) {
         again = w.method->end({}).again;
-        Exchanged e{.x = w.x, .sum = sent_};
+        Exchanged e{.x = w.x, .sum = theta_};  // as a place for what this worker sends
         w.method->send(e);
-        add_into(sum, sent_);
+        add_into(sum_, theta_);
       }
       for (Worker& w : workers_) {
-        Exchanged e{.x = w.x, .sum = sum};
+        Exchanged e = exchanged(w);
         w.method->merge(e);
       }
     }
@@ -271,7 +268,7 @@ class OwnEpochs : public OwnSteps {
   }
 
   const std::int64_t epochs_;
-  Tensor theta_, sent_;
+  Tensor theta_;
   SGD sgd_{{.momentum = s_.momentum()}};  // only describes the steps
   int under_way_ = 0;                     // workers that have not ended the round
   std::int64_t begun_ = 0;                // epochs
@@ -281,18 +278,18 @@ class OwnEpochs : public OwnSteps {
 
 int vectors_of_a_worker(const SimulatorOptions& options) {
   const std::string& text = options.strategy;
-  if (const auto rounds = text.find('+') == text.npos ? RoundSteps::parse(text) : std::nullopt) {
+  const auto rounds = text.find('+') == text.npos ? RoundSteps::parse(text) : std::nullopt;
+  const auto federated = Federated::parse(text);
+  if (options.rule && (rounds || federated)) refuse(text, " has no server that a rule could work for");
+  if (rounds) {
     if (rounds->every.alpha > 0 || rounds->stream > 1)
       refuse(text,
              ": the simulator's workers make a fixed number of steps between exchanges of the whole vector: "
              "give H alone");
-    if (options.rule) refuse(text, " has no server that a rule could work for");
     return rounds->kind == Local::Kind::cocod ? 3 : 2;
   }
-  if (const auto rounds = Federated::parse(text)) {
-    if (options.rule) refuse(text, " has no server that a rule could work for");
-    return 3 + 3 * (rounds->kind == Federated::Kind::scaffold) + 2 * (rounds->server != Federated::Server::none);
-  }
+  if (federated)
+    return 3 + 3 * (federated->kind == Federated::Kind::scaffold) + 2 * (federated->server != Federated::Server::none);
   if (text != "all-reduce" && !Asynchrony::is_one(text))
     refuse("the simulator has no strategy '", text,
            "': choose all-reduce, local-sgd:STEPS, post-local-sgd:STEPS, cocod-sgd:STEPS, easgd:STEPS, ",

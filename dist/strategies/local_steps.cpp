@@ -108,12 +108,6 @@ struct Outer : EveryH {
   }
 };
 
-std::unique_ptr<RoundMethod> method_of(const RoundSteps& how) {
-  if (how.kind == Kind::elastic) return std::make_unique<Elastic>(how);
-  if (how.kind == Kind::outer) return std::make_unique<Outer>(how);
-  return std::make_unique<EveryH>(how);
-}
-
 const std::map<std::string, Kind> kinds = {{"local-sgd", Kind::local},
                                            {"post-local-sgd", Kind::post_local},
                                            {"cocod-sgd", Kind::cocod},
@@ -122,10 +116,16 @@ const std::map<std::string, Kind> kinds = {{"local-sgd", Kind::local},
 
 }  // namespace
 
+std::unique_ptr<RoundMethod> round_method(const RoundSteps& how) {
+  if (how.kind == Kind::elastic) return std::make_unique<Elastic>(how);
+  if (how.kind == Kind::outer) return std::make_unique<Outer>(how);
+  return std::make_unique<EveryH>(how);
+}
+
 std::unique_ptr<Strategy> rounds(std::unique_ptr<Communicator> communicator, const RoundSteps& how,
                                  const RoundsOptions& options) {
   return rounds(
-      {.everybody = std::move(communicator)}, how.name(), [how] { return method_of(how); }, options);
+      {.everybody = std::move(communicator)}, how.name(), [how] { return round_method(how); }, options);
 }
 
 // ---- names ----------------------------------------------------------------------------------------------------------
