@@ -8,6 +8,9 @@
 #include "core/text.h"
 #include "dist/job/frames.h"
 #include "dist/job/membership.h"
+#include "dist/server/coordinator.h"
+#include "dist/server/shard_server.h"
+#include "dist/server/worker.h"
 
 namespace tandem {
 namespace {

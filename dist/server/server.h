@@ -42,13 +42,17 @@
 #include <utility>
 #include <vector>
 
-#include "dist/server/coordinator.h"
+#include "dist/server/channel.h"
 #include "dist/server/server_layout.h"
 #include "dist/server/server_messages.h"
-#include "dist/server/shard_server.h"
-#include "dist/server/worker.h"
+#include "dist/server/work_leases.h"
+#include "layers/train/strategy.h"
 
 namespace tandem {
+
+class Coordinator;
+class ShardServer;
+class Worker;
 
 class ServerNode {
  public:
