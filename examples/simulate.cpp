@@ -11,6 +11,7 @@
 #include "core/checksum.h"
 #include "core/clock.h"
 #include "core/text.h"
+#include "dist/job/environment.h"
 #include "dist/lab/simulator.h"
 #include "dist/server/asynchrony.h"
 #include "dist/server/rules.h"
@@ -27,13 +28,11 @@ using namespace tandem;
 
 namespace {
 
+template <class T>
 OptionSpec number_option(const std::string& name, const std::string& help, const std::string& fallback, double low,
-                         double& into) {
-  return {name, help, fallback, [=, &into](const std::string& text) {
-            const auto v = parsed<double>(text);
-            if (!v || !(*v >= low) || !std::isfinite(*v)) refuse(name, " ", text, ": expected a number from ", low);
-            into = *v;
-          }};
+                         T& into) {
+  return {name, help, fallback,
+          [=, &into](const std::string& text) { read_value(name + " ", text, number_field(name, into, low, 1e9)); }};
 }
 
 // How the run is reported, and on which pictures it is evaluated.
@@ -45,7 +44,7 @@ struct Output {
 
 RunConfig options(int argc, char** argv, SimulatorOptions& s, Output& out) {
   VirtualCluster& c = s.cluster;
-  double workers = c.workers, compute = c.compute * 1e3, latency = 0, bandwidth = 0;
+  double compute = c.compute * 1e3, latency = 0, bandwidth = 0;
   RunConfig o = parse_options(
       argc, argv, "Simulates asynchronous training by many workers.",
       {.data_set = "fashion-mnist",
@@ -65,7 +64,7 @@ RunConfig options(int argc, char** argv, SimulatorOptions& s, Output& out) {
         "an update rule, ssp:3, bsp, ringmaster:R=4, fedbuff:B=4, rennala:B=4, all-reduce, local-sgd:8, "
         "post-local-sgd:8, cocod-sgd:8, easgd:8, outer:H=8, or with --partition fedavg, fedprox, scaffold or fednova",
         s.strategy, [&](const std::string& v) { s.strategy = v; }},
-       number_option("--workers", "how many", "8", 1, workers),
+       number_option("--workers", "how many", "8", 1, c.workers),
        number_option("--compute", "milliseconds of a step, on average", "128", 0, compute),
        number_option("--shape",
                      "of the Gamma distribution of that time: the smaller, the more it varies (0: not at all)", "100",
@@ -89,9 +88,6 @@ RunConfig options(int argc, char** argv, SimulatorOptions& s, Output& out) {
         [&](const std::string&) { out.json = true; }, true},
        {"--dry-run", "only checks the options, and says as JSON whether the strategy's rule keeps a momentum", "",
         [&](const std::string&) { out.dry_run = true; }, true}});
-  if (workers != std::floor(workers) || workers > 1e9)
-    refuse("--workers ", workers, ": expected a whole number up to 1000000000");
-  c.workers = int(workers);
   c.compute = compute / 1e3;
   c.latency = latency / 1e3;
   c.bandwidth = bandwidth * 1e9 / 8;

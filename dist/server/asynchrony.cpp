@@ -84,15 +84,13 @@ void Asynchrony::check_workers(const std::string& name, int workers) const {
 }
 
 std::string Asynchrony::text() const {
-  const std::string name = std::ranges::find(kinds, kind, &std::pair<const char*, Kind>::second)->first;
-  switch (kind) {
-    case Kind::asp: return rule;
-    case Kind::bsp: return name + "+" + rule;
-    case Kind::ssp: return name + ":" + std::to_string(staleness) + "+" + rule;
-    case Kind::quorum: return name + ":" + std::to_string(quorum) + ",grace=" + digits(grace, 6) + "+" + rule;
-    case Kind::ringmaster: return name + ":R=" + std::to_string(bound) + "+" + rule;
-    default: return name + ":B=" + std::to_string(batch) + "+" + rule;
-  }
+  if (kind == Kind::asp) return rule;
+  std::string text = std::ranges::find(kinds, kind, &std::pair<const char*, Kind>::second)->first;
+  Asynchrony printed = *this;
+  std::string between = ":";
+  for (const SpecField& f : fields_of(printed))
+    text += std::exchange(between, ",") + (f.bare ? "" : f.key + "=") + f.value;
+  return text + "+" + rule;
 }
 
 // ---- checks ---------------------------------------------------------------------------------------------------------

@@ -353,7 +353,8 @@ void ServerNode::handle_deferred() {
   for (auto& [from, f] : std::exchange(deferred_, {})) f();
 }
 
-void ServerNode::answered() {
+void ServerNode::answered(const message::Answer& answer, std::span<std::byte> bytes) {
+  if (!worker_->answered(answer, bytes)) return;
   const Worker::Exchange& x = worker_->exchange();
   const bool taken = x.verdict == Verdict::taken;
   if (x.gradient) {
@@ -375,8 +376,8 @@ void ServerNode::answered() {
   counts_.dropped += x.verdict == Verdict::dropped;
 }
 void ServerNode::done(int worker, const message::Done& d) {
-  if (d.verdict == Verdict::dropped) return coordinator_->again(d.lease, now());
-  if (!coordinator_->done(d.lease, now(), d.waited)) return;
+  if (d.verdict == Verdict::dropped) return coordinator(worker).again(d.lease, now());
+  if (!coordinator(worker).done(d.lease, now(), d.waited)) return;
   if (const double away = coordinator_->back_after(worker, now()); away > 0)
     notify(channel_->where(worker) + " works again, " + digits(away, 3) + " s after it was lost");
   if (d.verdict == Verdict::refused && refused_[worker]++ == 0)
@@ -495,9 +496,7 @@ void ServerNode::handle(int from, const Message& message, std::span<std::byte> b
                    handle_deferred();  // of this shard
                  },
 
-                 [&](const Answer& m) {
-                   if (worker_->answered(m, bytes)) answered();
-                 },
+                 [&](const Answer& m) { answered(m, bytes); },
                  [&](const Velocity& m) {
                    if (worker_->velocity_arrived(m)) change([&] { velocity_here_ = true; });
                  },
@@ -505,10 +504,7 @@ void ServerNode::handle(int from, const Message& message, std::span<std::byte> b
 
                  [&](const Say& m) { coordinator(from).says(from, m.gathering, text_of(bytes)); },
                  [&](const Want& m) { coordinator(from).wants(from, m.request); },
-                 [&](const Done& m) {
-                   coordinator(from);
-                   done(from, m);
-                 },
+                 [&](const Done& m) { done(from, m); },
                  [&](const StopAll&) { coordinator(from).stop(); },
                  [&](const Leaves&) { coordinator(from).leaves(from); },
                  [&](const Bye&) { coordinator(from).says_bye(from); },
@@ -528,10 +524,9 @@ void ServerNode::handle(int from, const Message& message, std::span<std::byte> b
                    if (!worker_->awaits(m)) return;
                    change([&] {
                      leases_done_ = std::max(leases_done_, m.leases_done);
-                     if (m.count > 0) {
-                       next_lease_ = m.lease;
-                       next_count_ = m.count;
-                     }
+                     if (m.count == 0) return;
+                     next_lease_ = m.lease;
+                     next_count_ = m.count;
                    });
                  },
                  [&](const Over& m) {

@@ -180,7 +180,8 @@ class ServerNode {
   void defer(int from, std::function<void()> f) { deferred_.push_back({from, std::move(f)}); }
   void handle_deferred();
 
-  void ready(), answered();
+  void ready();
+  void answered(const message::Answer& answer, std::span<std::byte> bytes);
   void done(int worker, const message::Done& d);
   void lost(int rank), returned(int rank), rejoin();
 
