@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "core/backend.h"
+#include "dist/collectives/algorithms.h"
 #include "dist/job/frames.h"
 #include "dist/server/rules.h"
 #include "dist/server/server_layout.h"
@@ -131,11 +132,8 @@ class ShardServer {
     } else {
       const std::span<std::byte> at = *place(from, m, bytes.size());
       if (at.data() != bytes.data()) std::copy(bytes.begin(), bytes.end(), at.begin());
-      if (layout_.pushed_as(int(m.shard)) != layout_.dtype) {
-        float* wide = c.staged.write<float>() + m.first;
-        const bf16* narrow = c.narrow.data() + m.first;
-        for (std::int64_t i = 0; i < numel; i++) wide[i] = float(narrow[i]);
-      }
+      if (layout_.pushed_as(int(m.shard)) != layout_.dtype)
+        widen(c.staged.write<float>() + m.first, c.narrow.data() + m.first, numel);
       c.gradient = c.staged;
     }
     c.arrived += numel;

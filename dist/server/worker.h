@@ -23,6 +23,7 @@
 #include <utility>
 #include <vector>
 
+#include "dist/collectives/algorithms.h"
 #include "dist/job/frames.h"
 #include "dist/server/server_layout.h"
 #include "dist/server/server_messages.h"
@@ -251,10 +252,9 @@ class Worker {
     std::shared_ptr<const void> keep;
     if (layout_.of_parameters(s)) all = layout_.part(const_cast<void*>(exchange_.gradient), s);
     if (layout_.pushed_as(s) != layout_.dtype) {
-      const float* wide = static_cast<const float*>(all.data);
-      bf16* narrow = narrow_->data() + layout_.begin(s);
-      for (std::int64_t i = part.begin; i < part.end; i++) narrow[i] = bf16(wide[i]);
-      all = {narrow, all.count, DType::bf16};
+      bf16* rounded = narrow_->data() + layout_.begin(s);
+      narrow(rounded + part.begin, static_cast<const float*>(all.data) + part.begin, part.length());
+      all = {rounded, all.count, DType::bf16};
       keep = narrow_;
     }
     m.first = std::uint64_t(part.begin);

@@ -8,10 +8,14 @@
 // So r·(rows + columns) numbers are summed instead of rows · columns, and nothing is lost. Gradients outside matrices
 // are summed unchanged.
 #pragma once
+#include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <random>
+#include <utility>
 #include <vector>
 
+#include "core/error.h"
 #include "dist/strategies/top_k.h"
 
 namespace tandem {
@@ -22,14 +26,71 @@ class PowerSgd : public Compression {
     std::int64_t begin, rows, columns;  // index of the first element in the range; row-major
   };
   // For a range of `length` gradients. rank: at least 1; limited to a matrix's rows and columns. Equal on all ranks.
-  PowerSgd(std::int64_t rank, const std::vector<Matrix>& matrices, std::int64_t length);
+  PowerSgd(std::int64_t rank, const std::vector<Matrix>& matrices, std::int64_t length)
+      : residual_(std::size_t(length)), pending_(std::size_t(length)) {
+    require(rank >= 1, "PowerSGD: the rank must be at least 1, not ", rank);
+    std::vector<bool> in_matrix(static_cast<std::size_t>(length));
+    std::int64_t p = 0, q = 0;
+    for (const Matrix& m : matrices) {
+      require(m.begin >= 0 && m.begin + m.rows * m.columns <= length, "PowerSGD: a matrix reaches past the range");
+      const bool lies = m.rows <= m.columns;
+      Factors f{
+          m.begin, m.rows, m.columns, lies ? m.columns : 1, lies ? 1 : m.columns, std::min({rank, m.rows, m.columns}),
+          p,       q};
+      if (!lies) std::swap(f.rows, f.columns);
+      factors_.push_back(f);
+      p += f.rows * f.rank;
+      q += f.columns * f.rank;
+      std::fill_n(in_matrix.begin() + m.begin, m.rows * m.columns, true);
+    }
+    for (std::int64_t i = 0; i < length; i++)
+      if (!in_matrix[std::size_t(i)]) plain_.push_back(i);
+    p_.resize(std::size_t(p) + plain_.size());
+    q_.resize(std::size_t(q));
+    next_.resize(std::size_t(q));
+  }
   static bool is_shorter(std::int64_t rank, std::int64_t rows, std::int64_t columns) {
     return rank * (rows + columns) < rows * columns;
   }
 
-  Work begin(Communicator& over, const float* gradients) override;  // waits for the first of its two sums
-  void end(float* gradients) override;
-  void finish_step(bool made) override;
+  // waits for the first of its two sums
+  Work begin(Communicator& over, const float* gradients) override {
+    for (std::size_t i = 0; i < pending_.size(); i++) pending_[i] = residual_[i] + gradients[i];
+    for (const Factors& f : factors_) {
+      draw_missing(f);
+      multiply(f);
+    }
+    float* plain = p_.data() + (p_.size() - plain_.size());
+    for (std::size_t i = 0; i < plain_.size(); i++) plain[i] = std::exchange(pending_[std::size_t(plain_[i])], 0.0f);
+    Work sum = over.all_reduce(buffer(p_));
+    if (factors_.empty()) return sum;
+    sum.wait();
+    for (const Factors& f : factors_) {
+      orthonormalize(f);
+      project(f);
+    }
+    return over.all_reduce(buffer(next_));
+  }
+  void end(float* gradients) override {
+    for (const Factors& f : factors_) {
+      const float *p = p_.data() + f.p, *q = next_.data() + f.q;
+      float* g = gradients + f.begin;
+      for (std::int64_t i = 0; i < f.rows; i++)
+        for (std::int64_t j = 0; j < f.columns; j++) {
+          float sum = 0;
+          for (std::int64_t k = 0; k < f.rank; k++) sum += p[i * f.rank + k] * q[j * f.rank + k];
+          g[i * f.row_step + j * f.column_step] = sum;
+        }
+    }
+    const float* plain = p_.data() + (p_.size() - plain_.size());
+    for (std::size_t i = 0; i < plain_.size(); i++) gradients[plain_[i]] = plain[i];
+  }
+  void finish_step(bool made) override {
+    if (made) {
+      residual_.swap(pending_);
+      q_.swap(next_);
+    }
+  }
 
   const std::vector<float>& residual() const { return residual_; }
 
@@ -40,10 +101,66 @@ class PowerSgd : public Compression {
     std::int64_t row_step, column_step;  // distance between two rows, and between two columns
     std::int64_t rank, p, q;             // p, q: index of P in p_ and of Q in q_, both row-major
   };
-  void draw_missing(const Factors& f);
-  void multiply(const Factors& f);
-  void orthonormalize(const Factors& f);
-  void project(const Factors& f);
+  // Columns of Q are zero at first, and if the gradients had a smaller rank. They would stay zero, so they get new
+  // random numbers.
+  void draw_missing(const Factors& f) {
+    float* q = q_.data() + f.q;
+    for (std::int64_t k = 0; k < f.rank; k++) {
+      bool zero = true;
+      for (std::int64_t j = 0; j < f.columns; j++) zero = zero && q[j * f.rank + k] == 0;
+      for (std::int64_t j = 0; zero && j < f.columns; j++)
+        q[j * f.rank + k] = float(random_() >> 8) / float(1 << 23) - 1;
+    }
+  }
+  // P = M Q
+  void multiply(const Factors& f) {
+    const float *m = pending_.data() + f.begin, *q = q_.data() + f.q;
+    float* p = p_.data() + f.p;
+    for (std::int64_t i = 0; i < f.rows; i++) {
+      float* row = p + i * f.rank;
+      std::fill_n(row, f.rank, 0.0f);
+      for (std::int64_t j = 0; j < f.columns; j++)
+        for (std::int64_t k = 0; k < f.rank; k++) row[k] += m[i * f.row_step + j * f.column_step] * q[j * f.rank + k];
+    }
+  }
+  // Gram-Schmidt, twice for each column, so that rounding leaves no component of the columns before it. A column that
+  // is a linear combination of those before it becomes zero. NaN stays NaN, and is detected in the gradients.
+  void orthonormalize(const Factors& f) {
+    float* p = p_.data() + f.p;
+    auto dot = [&](std::int64_t a, std::int64_t b) {
+      double sum = 0;
+      for (std::int64_t i = 0; i < f.rows; i++) sum += double(p[i * f.rank + a]) * double(p[i * f.rank + b]);
+      return sum;
+    };
+    auto scale = [&](std::int64_t k, double by) {
+      for (std::int64_t i = 0; i < f.rows; i++) p[i * f.rank + k] = float(p[i * f.rank + k] * by);
+    };
+    for (std::int64_t k = 0; k < f.rank; k++) {
+      const double before = dot(k, k);
+      for (std::int64_t b = 0; b < 2 * k; b++) {
+        const double share = dot(b % k, k);
+        for (std::int64_t i = 0; i < f.rows; i++) p[i * f.rank + k] -= float(share * p[i * f.rank + b % k]);
+      }
+      const double after = dot(k, k);
+      scale(k, after <= 1e-10 * before ? 0 : 1 / std::sqrt(after));
+    }
+  }
+  // Q_w = M_wᵀ P, and the part that is not sent: E_w = M_w − P Q_wᵀ.
+  void project(const Factors& f) {
+    const std::int64_t r = f.rank, columns = f.columns;
+    const float* p = p_.data() + f.p;
+    float *m = pending_.data() + f.begin, *q = next_.data() + f.q;
+    std::fill_n(q, columns * r, 0.0f);
+    for (std::int64_t i = 0; i < f.rows; i++)
+      for (std::int64_t j = 0; j < columns; j++)
+        for (std::int64_t k = 0; k < r; k++) q[j * r + k] += m[i * f.row_step + j * f.column_step] * p[i * r + k];
+    for (std::int64_t i = 0; i < f.rows; i++)
+      for (std::int64_t j = 0; j < columns; j++) {
+        float sent = 0;
+        for (std::int64_t k = 0; k < r; k++) sent += p[i * r + k] * q[j * r + k];
+        m[i * f.row_step + j * f.column_step] -= sent;
+      }
+  }
 
   std::vector<Factors> factors_;
   std::vector<std::int64_t> plain_;        // the elements that are in no matrix
