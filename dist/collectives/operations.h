@@ -2,10 +2,12 @@
 // waiting for one operation makes progress for all of them, and the first failure is reported to the other ranks and
 // thrown by every later call.
 #pragma once
+#include <chrono>
 #include <deque>
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "dist/collectives/communicator.h"
@@ -68,6 +70,8 @@ class OperationQueue {
 class QueuedCommunicator : public Communicator, public OperationQueue {
  protected:
   using Communicator::Communicator;
+  // No notification reaches this thread: not of an event of a device, nor of two sources at once.
+  void rest() override { std::this_thread::sleep_for(std::chrono::microseconds(20)); }
   void rest_for(Operation& operation) override {
     check(operation);
     rest();

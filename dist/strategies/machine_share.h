@@ -41,9 +41,8 @@ class MachineShare {
   bool holds(int rank) const { return std::find(ranks_.begin(), ranks_.end(), rank) != ranks_.end(); }
   // returns the leader's
   std::array<std::int64_t, 2> of_leader(std::array<std::int64_t, 2> numbers) {
-    double n[] = {double(numbers[0]), double(numbers[1])};
-    on_host_->broadcast({n, 2, DType::f64}, 0).wait();
-    return {std::int64_t(n[0]), std::int64_t(n[1])};
+    on_host_->broadcast({numbers.data(), sizeof numbers, DType::u8}, 0).wait();
+    return numbers;
   }
   // The texts of this machine's ranks.
   std::vector<std::string> gather(const std::string& mine) { return gather_texts(*on_host_, mine); }

@@ -30,13 +30,9 @@ namespace tandem {
 
 class SlicedClassifier;
 
-struct ParameterServerOptions {
-  Asynchrony how = {};
-  std::optional<RoundSteps> round = {};  // H, β and γ; without fragments
-  int servers = 0;                       // the last `servers` ranks only serve; 0: all ranks train and serve
-  DType wire = DType::f32;               // or bf16
-  double deadline = 300, patience = 30;  // server.h
-  double snapshots = 10;                 // seconds between two snapshots; 0: none
+struct ParameterServerOptions : ServerOptions {  // momentum, learning_rate, memory and data_of are set by the strategy
+  std::optional<RoundSteps> round = {};          // H, β and γ; without fragments
+  double deadline = 300, patience = 30;          // server.h
   std::shared_ptr<SlicedClassifier> classifier = nullptr;  // of a machine: divided over its ranks (hybrid.h)
   ServerNode::Notify notify = {};                          // server.h
 };

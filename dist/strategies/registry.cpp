@@ -122,7 +122,9 @@ RoundSteps late_rounds(const std::string& text, int pushes) {
 Make make_server(const Asked& a) {
   const Deadlines deadlines = Deadlines::from(process_environment());
   const std::string name = a.spec.text();
-  ParameterServerOptions o{.how = Asynchrony::parse(name), .deadline = deadlines.wait, .patience = deadlines.patience};
+  ParameterServerOptions o{{.how = Asynchrony::parse(name)}};
+  o.deadline = deadlines.wait;
+  o.patience = deadlines.patience;
   if (!a.servers.empty()) read_value("--servers ", a.servers, number_field("servers", o.servers, 0, 1e6));
   check_servers(o.servers, a.ranks);
   const int workers = a.ranks - o.servers;
