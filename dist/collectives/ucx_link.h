@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "dist/collectives/ucx.h"
+#include "dist/job/control.h"
 
 namespace tandem::ucx {
 

@@ -15,6 +15,7 @@
 #include "dist/collectives/hierarchy.h"
 #include "dist/collectives/node.h"
 #include "dist/collectives/ucx.h"
+#include "dist/job/control.h"
 
 namespace tandem {
 namespace {
@@ -138,6 +139,8 @@ Job::Job(const JobOptions& options)
 }
 
 Job::~Job() = default;
+
+const AddressRecord& Job::record(int rank) const { return control_->membership().slots[std::size_t(rank)].record; }
 
 int Job::hosts() const { return *std::ranges::max_element(hosts_) + 1; }
 

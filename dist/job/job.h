@@ -13,12 +13,13 @@
 #include <string>
 #include <vector>
 
-#include "dist/job/control.h"
 #include "dist/job/environment.h"
+#include "dist/job/rendezvous.h"
 #include "dist/server/channel.h"
 
 namespace tandem {
 
+class Control;
 class Ucx;
 
 struct JobOptions {
@@ -58,7 +59,7 @@ class Job {
  private:
   std::shared_ptr<Ucx> open_ucx() const;
   std::unique_ptr<Communicator> messages();
-  const AddressRecord& record(int rank) const { return control_->membership().slots[std::size_t(rank)].record; }
+  const AddressRecord& record(int rank) const;
 
   Place place_;
   Deadlines deadlines_;
