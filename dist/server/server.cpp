@@ -523,7 +523,7 @@ void ServerNode::handle(int from, const Message& message, std::span<std::byte> b
                  [&](const LeaseIs& m) {
                    if (!worker_->awaits(m)) return;
                    change([&] {
-                     leases_done_ = std::max(leases_done_, m.leases_done);
+                     leases_done_ = std::max(leases_done_.load(), m.leases_done);
                      if (m.count == 0) return;
                      next_lease_ = m.lease;
                      next_count_ = m.count;
@@ -535,7 +535,7 @@ void ServerNode::handle(int from, const Message& message, std::span<std::byte> b
                    change([&] {
                      over_ = true;
                      stopped_ = m.stopped;
-                     leases_done_ = std::max(leases_done_, m.leases_done);
+                     leases_done_ = std::max(leases_done_.load(), m.leases_done);
                    });
                  },
                  [&](const End&) { change([&] { ended_ = true; }); }},
