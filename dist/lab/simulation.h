@@ -22,7 +22,6 @@
 #include "core/random.h"
 #include "core/text.h"
 #include "dist/lab/simulator.h"
-#include "dist/server/server.h"
 #include "dist/server/shard_service.h"
 #include "dist/server/straggler_emulation.h"
 #include "dist/strategies/federated.h"

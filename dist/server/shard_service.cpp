@@ -44,6 +44,29 @@ double ShardCounts::participation() const {
   return all > 0 ? used / all : 1;
 }
 
+Measures measures_of_delays(const ShardCounts& shard) {
+  Measures all;
+  const auto& delays = shard.delays;
+  double pushes = 0, sum = 0;
+  for (std::size_t d = 0; d < delays.size(); d++) {
+    pushes += double(delays[d]);
+    sum += double(d) * double(delays[d]);
+  }
+  if (pushes > 0) {
+    all.push_back({"mean_delay", sum / pushes});
+    all.push_back({"participation", shard.participation()});
+  }
+  for (std::size_t d = 0; d < delays.size();) {  // by one up to 15, then by powers of two
+    const std::size_t end = d < 16 ? d + 1 : 2 * d;
+    double count = 0;
+    for (std::size_t k = d; k < std::min(end, delays.size()); k++) count += double(delays[k]);
+    if (count > 0)
+      all.push_back({"delay_" + std::to_string(d) + (end > d + 1 ? "_to_" + std::to_string(end - 1) : ""), count});
+    d = end;
+  }
+  return all;
+}
+
 ShardService::ShardService(const Rule& rule, const Tensor& first, std::vector<float> scales, int workers,
                            ServerOptions options)
     : options_(std::move(options)),

@@ -16,12 +16,13 @@
 // from the weights in the answer. No worker waits, or under quorum:K it waits only for K workers and the grace time. A
 // slower worker makes fewer steps per round: H_w = ⌊v_w/v_max·H⌋ (coordinator.h).
 #pragma once
+#include <functional>
 #include <memory>
 #include <optional>
 
 #include "dist/collectives/communicator.h"
+#include "dist/server/asynchrony.h"
 #include "dist/server/channel.h"
-#include "dist/server/server.h"
 #include "dist/strategies/local_steps.h"
 #include "dist/strategies/machine_share.h"
 #include "layers/train/strategy.h"
@@ -34,7 +35,7 @@ struct ParameterServerOptions : ServerOptions {  // momentum, learning_rate, mem
   std::optional<RoundSteps> round = {};          // H, β and γ; without fragments
   double deadline = 300, patience = 30;          // server.h
   std::shared_ptr<SlicedClassifier> classifier = nullptr;  // of a machine: divided over its ranks (hybrid.h)
-  ServerNode::Notify notify = {};                          // server.h
+  std::function<void(const std::string&)> notify = {};     // server.h
 };
 
 // machine: with a machine as one worker (machine_share.h); then the channel connects the ranks with this one's place on

@@ -12,6 +12,7 @@
 #include "core/spec.h"
 #include "dist/job/job.h"
 #include "dist/server/asynchrony.h"
+#include "dist/server/rules.h"
 #include "dist/strategies/all_reduce.h"
 #include "dist/strategies/daso.h"
 #include "dist/strategies/federated.h"
