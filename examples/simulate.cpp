@@ -3,7 +3,6 @@
 //
 //   build/simulate --strategy ddc-asgd --workers 16 --model smallcnn --epochs 2
 //   build/simulate --json …         prints the run as one line of JSON, for dist/lab/experiment.py
-#include <cmath>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 

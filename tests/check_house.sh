@@ -16,8 +16,8 @@ autograd 3575
 layers 7142
 datasets 2238
 cuda 2706
-dist 12929
-examples 1234
+dist 12489
+examples 1223
 examples/course 1200
 tests 23706
 END

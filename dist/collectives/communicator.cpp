@@ -112,14 +112,4 @@ void OperationQueue::Operation::abandon() noexcept {
   if (!over) queue.abandon(*this);
 }
 
-void OperationQueue::fail(int culprit, const std::string& text) {
-  if (failure_) return;
-  failure_.emplace(culprit, text);
-  report_failure(culprit, text);
-}
-
-void OperationQueue::remove(Operation& operation) {
-  std::erase_if(operations_, [&](const auto& o) { return o.get() == &operation; });
-}
-
 }  // namespace tandem

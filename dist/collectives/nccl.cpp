@@ -2,7 +2,6 @@
 
 #include <nccl.h>
 
-#include <algorithm>
 #include <utility>
 
 #include "core/clock.h"

@@ -6,7 +6,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 #include <cerrno>
-#include <cstdint>
 #include <cstring>
 #include <filesystem>
 #include <map>
@@ -30,7 +29,7 @@ class NodeMemory {
     for (int fd : files_) close(fd);
   }
   NodeMemory(const NodeMemory&) = delete;
-  // throws Error if there is not enough memory
+  // Throws Error if there is not enough memory.
   std::shared_ptr<void> share(std::size_t bytes) {
     std::lock_guard lock(mutex_);
     const std::size_t length = std::max<std::size_t>(bytes, 1);

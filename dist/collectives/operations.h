@@ -43,7 +43,11 @@ class OperationQueue {
       throw;
     }
   }
-  void fail(int culprit, const std::string& text);
+  void fail(int culprit, const std::string& text) {
+    if (failure_) return;
+    failure_.emplace(culprit, text);
+    report_failure(culprit, text);
+  }
   Work add(std::shared_ptr<Operation> operation) {
     operations_.push_back(operation);
     return Work(std::move(operation));
@@ -57,8 +61,9 @@ class OperationQueue {
   // As check(), in a thread that waits for the operation: sleeps until something may have moved.
   virtual void rest_for(Operation& operation) = 0;
   virtual void report_failure(int culprit, const std::string& text) = 0;
-  virtual void abandon(Operation& operation) { remove(operation); }
-  void remove(Operation& operation);
+  virtual void abandon(Operation& operation) {
+    std::erase_if(operations_, [&](const auto& o) { return o.get() == &operation; });
+  }
 
   std::deque<std::shared_ptr<Operation>> operations_;
 

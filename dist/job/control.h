@@ -22,7 +22,6 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <map>
@@ -69,7 +68,7 @@ class Control {
     }
     thread_ = std::thread([this] { run(); });
   }
-  // sends a good-bye; in a job that continues without lost ranks, not during an exception
+  // Sends a good-bye; in a job that continues without lost ranks, not during an exception.
   ~Control() {
     {
       std::lock_guard lock(mutex_);
@@ -92,7 +91,6 @@ class Control {
     return names_[std::size_t(rank)];
   }
   const Deadlines& deadlines() const { return deadlines_; }
-  double deadline() const { return deadlines_.wait; }
   const Membership& membership() const { return membership_; }  // at the time when this rank joined
   bool goes_on() const { return membership_.goes_on; }
   // Returns the text of every rank, in the order of ranks. All ranks call it in the same order, and it waits for all;
@@ -127,15 +125,15 @@ class Control {
   // Any thread. Throws CommunicationError if the job has failed. After a pause of this process (SIGSTOP) it first waits
   // until everything that rank 0 has sent meanwhile is read: a rank that was given up must not use the network again.
   void check() const {
+    while (!failed_.load(std::memory_order_acquire) && paused()) usleep(1000);
     if (failed_.load(std::memory_order_acquire)) raise();
-    if (paused()) wait_until_read();
   }
   bool given_up() const {  // rank 0 has given this rank up
     return failed_.load(std::memory_order_acquire) && goes_on() && culprit_ == rank_;
   }
   // it has sent a good-bye
   bool gone(int rank) const { return gone_[std::size_t(rank)].load(std::memory_order_acquire); }
-  // in a job that continues: it was lost at some time after this rank joined
+  // In a job that continues: it was lost at some time after this rank joined.
   bool lost(int rank) const {
     if (changes() == 0) return false;
     std::lock_guard lock(mutex_);
@@ -156,7 +154,7 @@ class Control {
     all[std::size_t(rank_)].waits_for = waits_for;
     return tandem::culprit(all, rank_);
   }
-  // by its last report: it waits for no rank, and has not left
+  // By its last report: it waits for no rank, and has not left.
   bool works(int rank) const {
     std::lock_guard lock(mutex_);
     return !gone(rank) && waits_[std::size_t(rank)].edge.waits_for < 0;
@@ -234,7 +232,7 @@ class Control {
     double since = 0;     // when this state began
   };
   void wake_thread() { (void)!write(wake_pipe_[1], "", 1); }
-  // this and the next two: call with the lock held
+  // This and the next two: call with the lock held.
   void wake_all() {
     for (const auto& [who, wake] : wake_) wake();
     event_.notify_all();
@@ -298,12 +296,8 @@ class Control {
     std::lock_guard lock(mutex_);
     throw CommunicationError(culprit_, text_);
   }
-  // the thread has not read for so long that rank 0 may have given this rank up
+  // The thread has not read for so long that rank 0 may have given this rank up.
   bool paused() const { return now() - read_at_.load(std::memory_order_acquire) > deadlines_.silence / 2; }
-  void wait_until_read() const {
-    while (paused() && !failed_.load(std::memory_order_acquire)) usleep(1000);
-    if (failed_.load(std::memory_order_acquire)) raise();
-  }
 
   // Used by the thread only.
   void run() {

@@ -8,7 +8,6 @@
 #include <fstream>
 
 #include "core/error.h"
-#include "core/text.h"
 #include "layers/train/strategy.h"
 
 namespace tandem {

@@ -11,9 +11,7 @@
 #include <utility>
 
 #include "core/error.h"
-#include "core/text.h"
 #include "dist/collectives/hierarchy.h"
-#include "dist/collectives/node.h"
 #include "dist/collectives/ucx.h"
 #include "dist/job/control.h"
 
@@ -42,9 +40,8 @@ std::uint64_t incarnation_in(const Variables& variables) {
 std::string emulated_host(const Variables& variables, int rank, int size) {
   const std::string text = variables("TANDEM_HOSTS_AS");
   if (text.empty()) return "";
-  const int hosts = parsed<int>(text).value_or(0);
-  if (hosts < 1 || hosts > size)
-    refuse("--hosts-as ", text, ": expected a number of hosts from 1 to the number of ranks, ", size);
+  int hosts = 1;
+  read_value("--hosts-as ", text, number_field("hosts", hosts, 1, size));
   return "/" + std::to_string(std::int64_t(rank) * hosts / size);
 }
 
@@ -137,8 +134,6 @@ Job::Job(const JobOptions& options)
     if (at == kinds.end()) kinds.push_back(record(r).identity);
   }
 }
-
-Job::~Job() = default;
 
 const AddressRecord& Job::record(int rank) const { return control_->membership().slots[std::size_t(rank)].record; }
 

@@ -10,7 +10,6 @@
 // the same time, and they remain valid after the Job. A process may have several Jobs.
 #pragma once
 #include <memory>
-#include <string>
 #include <vector>
 
 #include "dist/job/environment.h"
@@ -33,11 +32,9 @@ class Job {
  public:
   // Throws UsageError if a setting is missing, Error if ranks are missing or inconsistent.
   explicit Job(const JobOptions& options = {});
-  ~Job();
 
   int rank() const { return place_.rank; }
   int size() const { return place_.size; }
-  const Deadlines& deadlines() const { return deadlines_; }
 
   // Hosts, numbered in the order of their first ranks. Ranks are on one host when they share memory.
   int hosts() const;

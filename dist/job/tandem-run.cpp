@@ -15,7 +15,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -23,7 +22,6 @@
 #include <filesystem>
 #include <regex>
 #include <sstream>
-#include <thread>
 #include <utility>
 
 #include "core/files/files.h"
@@ -137,7 +135,7 @@ Command parse(int argc, char** argv) {
   if (!c.host_list.empty())
     c.hosts = hosts_in_list(c.host_list);
   else if (!c.host_file.empty())
-    c.hosts = hosts_in_file(c.host_file);
+    c.hosts = hosts_in_text(read_file(c.host_file), c.host_file);
   else
     c.hosts = {{"", std::max(c.ranks, 1)}};
   int ranks = 0;
@@ -150,12 +148,6 @@ Command parse(int argc, char** argv) {
   if (!strategy.empty()) setenv("TANDEM_STRATEGY", strategy.c_str(), 1);
   Deadlines::from();  // checks them
   return c;
-}
-
-std::string this_host() {
-  char name[256] = "?";
-  gethostname(name, sizeof name - 1);
-  return name;
 }
 
 using Environment = std::vector<std::pair<std::string, std::string>>;
@@ -272,7 +264,7 @@ class Launch {
     for (const Host& h : c_.hosts) {
       size += h.slots;
       host_list +=
-          (host_list.empty() ? "" : ",") + (h.name.empty() ? this_host() : h.name) + ":" + std::to_string(h.slots);
+          (host_list.empty() ? "" : ",") + (h.name.empty() ? host_name() : h.name) + ":" + std::to_string(h.slots);
     }
     job_ = hex(random_bytes(8));
     const std::string strategy = variable("TANDEM_STRATEGY");
@@ -308,13 +300,13 @@ class Launch {
         r.number = int(ranks_.size()) - 1;
         r.local = local;
         r.place = h;
-        r.host = h.name.empty() ? this_host() : h.name;
+        r.host = h.name.empty() ? host_name() : h.name;
         r.set = {{"RANK", std::to_string(r.number)},
                  {"WORLD_SIZE", std::to_string(size)},
                  {"LOCAL_RANK", std::to_string(local)},
                  {"LOCAL_WORLD_SIZE", std::to_string(h.slots)}};
         if (!here_only()) {
-          const std::string here = is_here(h.name) ? "127.0.0.1" : this_host();
+          const std::string here = is_here(h.name) ? "127.0.0.1" : host_name();
           r.set.push_back({"MASTER_ADDR", is_here(first) ? here : first});
           r.set.push_back({"MASTER_PORT", port});
         }
@@ -325,7 +317,7 @@ class Launch {
   }
 
   bool here_only() const { return c_.hosts.size() == 1 && is_here(c_.hosts[0].name); }
-  bool is_here(const std::string& host) const { return host.empty() || host == "localhost" || host == this_host(); }
+  bool is_here(const std::string& host) const { return host.empty() || host == "localhost" || host == host_name(); }
 
   // Cores [k·c/n, (k+1)·c/n) of those that this process may use: ranks that share a core wait for each other.
   static void take_cores(int local, int ranks) {

@@ -17,7 +17,6 @@
 #include "core/backend.h"
 #include "core/clock.h"
 #include "core/machine.h"
-#include "core/math.h"
 #include "core/memory.h"
 #include "core/random.h"
 #include "core/text.h"
@@ -29,8 +28,6 @@
 #include "layers/train/own_part.h"
 
 namespace tandem {
-
-class Simulation;
 
 // The user's own rule, or the one with this name.
 inline std::shared_ptr<const Rule> rule_of(const SimulatorOptions& options, const std::string& name) {
@@ -172,15 +169,11 @@ class Simulation {
     if (!again_.empty()) again_.pop_front();
     begin_step(worker, at);
   }
-  // also if no batch is left
+  // Also if no batch is left.
   void begin_step(int worker, double at) {
     Machine& m = machines_[std::size_t(worker)];
     m.buffers.copy_from(buffers_);
-    const VirtualCluster& c = options_.cluster;
-    const auto slow = c.slower.find(worker);
-    const double took = c.compute * (slow == c.slower.end() ? 1 : slow->second) *
-                        gamma_draw(c.shape, Philox(options_.seed, Stream::step_time, std::uint32_t(worker), m.steps++));
-    events_.push({at + took + method_->way_there(), worker, false});
+    events_.push({at + steps_.step_time(worker, m.steps++, options_.seed) + method_->way_there(), worker, false});
   }
   void again(int worker) { again_.push_back(machines_[std::size_t(worker)].lease); }  // its batch is trained once more
   void visit(int worker, double at) { events_.push({at, worker, true}); }
@@ -353,6 +346,7 @@ class Simulation {
   const Loss& loss_;
   const FitData& data_;
   const SimulatorOptions& options_;
+  const StragglerEmulation steps_{options_.cluster.compute, options_.cluster.shape, options_.cluster.slower};
   FlatParameters flat_;
   SGD decays_;  // makes no steps: it clips, adds weight decay, and finds values that are not finite
   SGDOptions given_;
@@ -367,10 +361,5 @@ class Simulation {
   std::int64_t per_epoch_ = 0, batches_ = 0, next_lease_ = 0, applied_ = 0, computed_ = 0, pushes_ = 0, looks_ = 0;
   SimulatorReport report_;
 };
-
-std::unique_ptr<Method> make_method(Simulation& s, const std::string& strategy);
-// The number of vectors as long as the weights that a strategy keeps for each worker. Throws UsageError for an unknown
-// strategy.
-int vectors_of_a_worker(const SimulatorOptions& options);
 
 }  // namespace tandem

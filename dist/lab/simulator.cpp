@@ -274,8 +274,8 @@ class OwnEpochs : public OwnSteps {
   std::int64_t begun_ = 0;                // epochs
 };
 
-}  // namespace
-
+// The number of vectors as long as the weights that a strategy keeps for each worker. Throws UsageError for an unknown
+// strategy.
 int vectors_of_a_worker(const SimulatorOptions& options) {
   const std::string& text = options.strategy;
   const auto rounds = text.find('+') == text.npos ? RoundSteps::parse(text) : std::nullopt;
@@ -307,6 +307,8 @@ std::unique_ptr<Method> make_method(Simulation& s, const std::string& text) {
   if (const auto how = Federated::parse(text)) return std::make_unique<OwnEpochs>(s, *how);
   return std::make_unique<ByServers>(s, Asynchrony::parse(text), false);
 }
+
+}  // namespace
 
 void check_simulation(const SimulatorOptions& options) {
   const VirtualCluster& c = options.cluster;

@@ -60,13 +60,13 @@ class Coordinator {
     hand_out();
     return counts;
   }
-  // its push was dropped
+  // Its push was dropped.
   void again(std::int64_t lease, double now) {
     leases_.again(lease);
     changed_ = now;
     hand_out();
   }
-  // draws no more leases; its unfinished ones are drawn again
+  // Draws no more leases; its unfinished ones are drawn again.
   void leaves(int worker) {
     of(worker).left = true;
     of(worker).waits = false;
@@ -183,7 +183,7 @@ class Coordinator {
     std::ranges::sort(sorted);
     return sorted[sorted.size() / 2];
   }
-  // its speed divided by the fastest worker's
+  // Its speed divided by the fastest worker's.
   double share(int worker) const {
     double fastest = 0;
     for (const Rank& r : ranks_)

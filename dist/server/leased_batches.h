@@ -70,7 +70,7 @@ class LeasedBatches : public BatchSource {
   Batch make(std::int64_t epoch, std::int64_t index) override { return all_.make(epoch, index); }
   std::map<std::string, std::string> description() const override { return all_.description(); }
 
-  // lets the loader prepare the next batch if it is known; does not wait
+  // Lets the loader prepare the next batch if it is known; does not wait.
   void look_ahead() {
     if (ahead_) return;
     const auto lease = lease_ ? lease_ : leases_.coming();

@@ -32,7 +32,6 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
-#include <cstring>
 #include <deque>
 #include <exception>
 #include <functional>
@@ -70,7 +69,8 @@ class ServerNode {
     std::int64_t early_bytes = 0;  // sent by push_part()
     double waited = 0;             // seconds that this worker waited for answers and leases
     std::int64_t taken_over = 0;   // shards taken over from lost ranks
-                                   // by name, including the histogram of delays
+
+    // By name, including the histogram of delays.
     Measures measures() const {
       Measures all{{"sent_bytes", double(bytes)},
                    {"early_bytes", double(early_bytes)},
@@ -209,7 +209,7 @@ class ServerNode {
       if (synchronous()) worker_->ask_for_lease();
     });
   }
-  // requests the weights without a push
+  // Requests the weights without a push.
   void ask() {
     wait(
         "the answer to a push", [&] { return !waiting_; }, [&] { waiting_ = true; });
@@ -270,7 +270,7 @@ class ServerNode {
         "the servers' velocity", [&] { return velocity_here_; }, [&] { velocity_here_ = false; });
     return true;
   }
-  // reads them on the member's thread
+  // Reads them on the member's thread.
   Counts counts() {
     Counts c;
     read([&] {
@@ -283,7 +283,7 @@ class ServerNode {
     c.waited = waited_;
     return c;
   }
-  // of this rank's first shard, if recorded
+  // Of this rank's first shard, if recorded.
   std::vector<ShardEvent> events() {
     std::vector<ShardEvent> all;
     read([&] {

@@ -51,14 +51,14 @@ class ShardServer {
   ~ShardServer() = default;
 
   bool serves(std::uint64_t s) const { return shards_[s].service != nullptr; }  // it has its weights
-  // of the shards that this rank serves; null: none
+  // Of the shards that this rank serves; null: none.
   const ShardService* first() const {
     for (const Held& h : shards_)
       if (h.service) return h.service.get();
     return nullptr;
   }
   std::int64_t taken_over() const { return taken_over_; }  // shards
-  // this rank is now layout.owner[s]; its own offer arrives like the others
+  // This rank is now layout.owner[s]; its own offer arrives like the others.
   void take_over(std::uint64_t s) {
     held(s).taking_over = true;
     held(s).copy_from = -1;
@@ -84,7 +84,7 @@ class ShardServer {
     for (Held& h : shards_)
       if (h.service) h.service->returned(rank);
   }
-  // makes the steps whose grace time has ended
+  // Makes the steps whose grace time has ended.
   void look_at_clock() {
     for (std::uint64_t s = 0; s < shards_.size(); s++)
       if (serves(s) && held(s).service->due() <= now()) answer(s);

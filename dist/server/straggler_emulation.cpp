@@ -62,12 +62,15 @@ StragglerEmulation StragglerEmulation::parse(const std::string& pace, const std:
   return p;
 }
 
+double StragglerEmulation::step_time(int rank, std::uint32_t step, std::uint64_t seed) const {
+  const auto slow = slower.find(rank);
+  return mean * (slow == slower.end() ? 1 : slow->second) *
+         gamma_draw(shape, Philox(seed, Stream::step_time, std::uint32_t(rank), step));
+}
+
 void StragglerEmulation::keep(int rank, std::uint32_t step, Clock::time_point began) const {
   if (mean <= 0) return;
-  const auto slow = slower.find(rank);
-  const double takes = mean * (slow == slower.end() ? 1 : slow->second) *
-                       gamma_draw(shape, Philox(1, Stream::step_time, std::uint32_t(rank), step));
-  std::this_thread::sleep_for(std::chrono::duration<double>(takes - seconds_since(began)));
+  std::this_thread::sleep_for(std::chrono::duration<double>(step_time(rank, step) - seconds_since(began)));
 }
 
 }  // namespace tandem

@@ -11,7 +11,6 @@
 #include "dist/collectives/node_memory.h"
 #include "dist/collectives/ucx_link.h"
 #include "dist/job/frames.h"
-#include "dist/job/handshake.h"
 
 namespace tandem {
 namespace ucx {

@@ -58,12 +58,12 @@ class WorkLeases {
     if (found) done_ += found.mapped().count;
     return !found.empty();
   }
-  // its push was dropped: it is drawn again
+  // Its push was dropped: it is drawn again.
   void again(std::int64_t lease) {
     const auto found = held_by_.extract(lease);
     if (found && !stopped_) again_.push_back({lease, found.mapped().count});
   }
-  // its leases are drawn again
+  // Its leases are drawn again.
   void lost(int worker) {
     for (const auto& [lease, held] : std::map(held_by_))
       if (held.worker == worker) again(lease);

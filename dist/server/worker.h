@@ -64,7 +64,7 @@ class Worker {
       copies_[s] = {.bytes = *all, .keep = all};
     }
   }
-  // to be pushed with the next gradient
+  // To be pushed with the next gradient.
   void keep_buffers(Buffer buffers) { copy(buffers_.get(), buffers.data, buffers.bytes()); }
   void copy_answers(Buffer parameters, Buffer buffers) const {
     for (std::uint64_t s = 0; s < shards_; s++) {
@@ -73,7 +73,7 @@ class Worker {
     }
   }
 
-  // rank 0 sends the initial values to all owners
+  // Rank 0 sends the initial values to all owners.
   void send_first() {
     for (std::uint64_t s = 0; s < shards_; s++) {
       Copy& c = copies_[s];
@@ -131,7 +131,7 @@ class Worker {
     if (no_more_ && leases_ == 0) be_idle();
     return true;
   }
-  // no push follows the current exchange until the next start()
+  // No push follows the current exchange until the next start().
   void be_idle() {
     idle_ = true;
     for (std::uint64_t s = 0; s < shards_ && missing_ == 0; s++) send_idle(s, Pause::idle);
@@ -145,7 +145,7 @@ class Worker {
       if (Answer& a = answers_[s]; a.complete && now > a.at + patience && !std::exchange(a.reported_idle, true))
         send_idle(s, Pause::waits);
   }
-  // its owner was lost; layout.owner has the new one
+  // Its owner was lost; layout.owner has the new one.
   void owner_changed(std::uint64_t s) {
     const Copy& copy = copies_[s];
     send(channel_, owner(s), message::Offer{{s}, !copy.bytes.empty(), copy.version});
@@ -207,7 +207,7 @@ class Worker {
   }
 
   const Exchange& exchange() const { return exchange_; }
-  // the owners whose answers are missing, by name
+  // The owners whose answers are missing, by name.
   std::string missing() const {
     std::string all;
     for (std::uint64_t s = 0; s < shards_ && missing_ > 0; s++)

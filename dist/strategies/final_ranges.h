@@ -29,7 +29,7 @@ class FinalRanges {
   }
   bool complete(std::size_t r) const { return missing_[r] == 0; }
   bool empty(std::size_t r) const { return segments_[r] == 0; }  // it has no trained segment
-  // the next step begins
+  // The next step begins.
   void restart() {
     missing_ = segments_;
     seen_.assign(flat_.parameter_ranges().size(), false);

@@ -39,7 +39,7 @@ class MachineShare {
   int rank() const { return ranks_[std::size_t(place())]; }
   int job_size() const { return job_size_; }
   bool holds(int rank) const { return std::find(ranks_.begin(), ranks_.end(), rank) != ranks_.end(); }
-  // returns the leader's
+  // Returns the leader's.
   std::array<std::int64_t, 2> of_leader(std::array<std::int64_t, 2> numbers) {
     on_host_->broadcast({numbers.data(), sizeof numbers, DType::u8}, 0).wait();
     return numbers;

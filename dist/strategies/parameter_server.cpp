@@ -7,7 +7,6 @@
 
 #include "core/backend.h"
 #include "core/clock.h"
-#include "core/elementwise.h"
 #include "core/machine.h"
 #include "core/text.h"
 #include "core/trace/trace.h"

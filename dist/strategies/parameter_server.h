@@ -20,7 +20,6 @@
 #include <memory>
 #include <optional>
 
-#include "dist/collectives/communicator.h"
 #include "dist/server/asynchrony.h"
 #include "dist/server/channel.h"
 #include "dist/strategies/local_steps.h"

@@ -53,7 +53,7 @@ class PowerSgd : public Compression {
     return rank * (rows + columns) < rows * columns;
   }
 
-  // waits for the first of its two sums
+  // Waits for the first of its two sums.
   Work begin(Communicator& over, const float* gradients) override {
     for (std::size_t i = 0; i < pending_.size(); i++) pending_[i] = residual_[i] + gradients[i];
     for (const Factors& f : factors_) {

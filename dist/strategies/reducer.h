@@ -57,31 +57,31 @@ class Reducer {
     ranks_.wake();
     return number;
   }
-  // until this exchange has ended; throws an error of any exchange
+  // Until this exchange has ended; throws an error of any exchange.
   void wait(Pending exchange) {
     wait_until([&] { return !open_.count(exchange); });
   }
-  // until all exchanges have ended
+  // Until all exchanges have ended.
   void finish() {
     wait_until([&] { return open_.empty(); });
   }
-  // backward is over: the step waits until wait() or finish() returns; any thread
+  // Backward is over: the step waits until wait() or finish() returns; any thread.
   void waits() {
     std::lock_guard lock(mutex_);
     count_hidden();
     waits_ = Clock::now();
   }
-  // call before the first exchange: records each as a span
+  // Call before the first exchange: records each as a span.
   void watch(Trace& trace) {
     std::lock_guard lock(mutex_);
     trace_ = &trace;
   }
-  // seconds with an exchange in progress while the step did not wait
+  // Seconds with an exchange in progress while the step did not wait.
   double hidden() const {
     std::lock_guard lock(mutex_);
     return hidden_;
   }
-  // seconds in which the step waited
+  // Seconds in which the step waited.
   double exposed() const {
     std::lock_guard lock(mutex_);
     return exposed_;
@@ -181,7 +181,7 @@ class Reducer {
     ranks_.group()->check();
     return false;
   }
-  // this and the next one: call with the lock held
+  // This and the next one: call with the lock held.
   void wait_ends() {
     if (waits_ != Clock::time_point()) exposed_ += seconds_since(std::exchange(waits_, {}));
     if (!open_.empty()) ahead_ = Clock::now();

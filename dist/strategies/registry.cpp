@@ -1,6 +1,5 @@
 #include "dist/strategies/registry.h"
 
-#include <algorithm>
 #include <cstdio>
 #include <functional>
 #include <memory>

@@ -119,7 +119,7 @@ class ServedVectors {
   void step_begins(bool sends) {
     sends_ = sends && final_ && !optimizer_->needs_whole_gradient() && node_.pushes_parts();
   }
-  // its gradient is final
+  // Its gradient is final.
   void ready(const ParameterRange& parameter) {
     if (!sends_) return;
     for (std::size_t r : final_->ready(parameter)) push_early((*final_)[r]);
@@ -155,7 +155,7 @@ class ServedVectors {
     sends_ = measured_ = false;  // a backward that searches for non-finite values sends nothing
     return finite;
   }
-  // writes Δ to the gradients. False: it is not finite
+  // Writes Δ to the gradients. False: it is not finite.
   bool finish_round() {
     flat_->gradients.fill(0);
     add_scaled(flat_->gradients, theta_, 1, flat_->values);
@@ -168,12 +168,12 @@ class ServedVectors {
     node_.pull(values(), buffers());
     take();
   }
-  // calls the node's finish(); takes: copies the last values too
+  // Calls the node's finish(); takes: copies the last values too.
   void finish(bool takes) {
     node_.finish(values(), buffers());
     if (takes) take();
   }
-  // writes the servers' velocity, if the rule has one; undefined: does nothing
+  // Writes the servers' velocity, if the rule has one; undefined: does nothing.
   void velocity(Tensor into) {
     if (!into.defined()) return;
     OnHost host;
@@ -195,7 +195,7 @@ class ServedVectors {
     memory.resize(std::size_t(n) * size_of(vector.dtype));
     return {memory.data(), n, vector.dtype};
   }
-  // and copies it there
+  // And copies it there.
   Buffer packed(Buffer vector, std::vector<std::byte>& memory) const {
     const Buffer all = part(vector, memory);
     if (ranges_.size() == 1) return all;  // in place
@@ -203,7 +203,7 @@ class ServedVectors {
     for (const Range& r : ranges_) to = std::copy(vector.at(r.begin), vector.at(r.end), to);
     return all;
   }
-  // the parts of all ranks of the machine
+  // The parts of all ranks of the machine.
   void unpack(const std::vector<std::byte>& memory, Buffer vector) {
     const std::byte* from = memory.data();
     for (const Range& r : ranges_) {
