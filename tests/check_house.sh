@@ -16,7 +16,7 @@ autograd 3575
 layers 7142
 datasets 2238
 cuda 2706
-dist 12489
+dist 12493
 examples 1223
 examples/course 1200
 tests 23706

@@ -122,7 +122,11 @@ class OwnSteps : public Method {
     w.method->after_update(w.x, s_.rate());
   }
   Exchanged exchanged(Worker& w) const {
-    return {.x = w.x, .sent = w.sent.defined() ? w.sent : w.x, .sum = sum_, .ranks = s_.workers()};
+    return {.range = {0, sum_.numel()},
+            .x = w.x,
+            .sent = w.sent.defined() ? w.sent : w.x,
+            .sum = sum_,
+            .ranks = s_.workers()};
   }
 
   Simulation& s_;
