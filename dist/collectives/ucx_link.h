@@ -112,11 +112,11 @@ class Link {
   }
   void hang_up_all(bool well) {
     if (given_up()) return;
-    try {
-      control_->check();
-    } catch (const CommunicationError&) {
-      well = false;
-    }
+    if (well) try {
+        control_->check();
+      } catch (const CommunicationError&) {
+        well = false;
+      }
     for (Peer& p : peers_)
       if (p.endpoint) hang_up(p, well);
   }
