@@ -113,7 +113,7 @@ UCX_WITHOUT    := one process
 # A room that holds only its stand-in has nothing to switch on, whatever is installed.
 cuda_room := $(filter-out cuda/none.cpp,$(wildcard cuda/*.cpp cuda/*.cu))
 # Ranks in one process need no network library; these do.
-network   := $(wildcard dist/collectives/ucx.cpp dist/server/ucx_channel.cpp dist/job/control.cpp dist/job/handshake.cpp dist/job/job.cpp dist/job/port_guard.cpp dist/job/rendezvous.cpp dist/job/survivor_agreement.cpp dist/strategies/registry.cpp)
+network   := $(wildcard dist/collectives/ucx.cpp dist/server/ucx_channel.cpp dist/job/control.cpp dist/job/handshake.cpp dist/job/job.cpp dist/job/port_guard.cpp dist/job/rendezvous.cpp dist/strategies/registry.cpp)
 UCX_EMPTY  := $(if $(network),,dist/ holds no network yet)
 CUDA_UNASKED := $(if $(wildcard /dev/nvidia0 /proc/driver/nvidia /dev/dxg),,no GPU on this machine; CUDA=1 builds for another)
 CUDA_EMPTY := $(if $(SANITIZE)$(clang),nvcc is used with g++ and without sanitizers)

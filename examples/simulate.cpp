@@ -3,28 +3,35 @@
 //
 //   build/simulate --strategy ddc-asgd --workers 16 --model smallcnn --epochs 2
 //   build/simulate --json …         prints the run as one line of JSON, for dist/lab/experiment.py
-#include <cmath>
 #include <cstdio>
+#include <nlohmann/json.hpp>
 
 #include "core/build_info.h"
 #include "core/checksum.h"
 #include "core/clock.h"
-#include "core/files/json.h"
 #include "core/text.h"
+#include "dist/job/environment.h"
 #include "dist/lab/simulator.h"
 #include "dist/server/asynchrony.h"
 #include "dist/server/rules.h"
 #include "dist/server/straggler_emulation.h"
 #include "tandem.h"
 
+namespace tandem {
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(VirtualCluster, compute, shape, latency, bandwidth)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(SimulatorReport, class_accuracy, delays, participation, dropped, refused, gap,
+                                   correction)
+}  // namespace tandem
+
 using namespace tandem;
 
 namespace {
 
-double number(const std::string& option, const std::string& text, double low) {
-  const auto v = parsed<double>(text);
-  if (!v || !(*v >= low) || !std::isfinite(*v)) refuse(option, " ", text, ": expected a number from ", low);
-  return *v;
+template <class T>
+OptionSpec number_option(const std::string& name, const std::string& help, const std::string& fallback, double low,
+                         T& into) {
+  return {name, help, fallback,
+          [=, &into](const std::string& text) { read_value(name + " ", text, number_field(name, into, low, 1e9)); }};
 }
 
 // How the run is reported, and on which pictures it is evaluated.
@@ -36,6 +43,7 @@ struct Output {
 
 RunConfig options(int argc, char** argv, SimulatorOptions& s, Output& out) {
   VirtualCluster& c = s.cluster;
+  double compute = c.compute * 1e3, latency = 0, bandwidth = 0;
   RunConfig o = parse_options(
       argc, argv, "Simulates asynchronous training by many workers.",
       {.data_set = "fashion-mnist",
@@ -55,28 +63,21 @@ RunConfig options(int argc, char** argv, SimulatorOptions& s, Output& out) {
         "an update rule, ssp:3, bsp, ringmaster:R=4, fedbuff:B=4, rennala:B=4, all-reduce, local-sgd:8, "
         "post-local-sgd:8, cocod-sgd:8, easgd:8, outer:H=8, or with --partition fedavg, fedprox, scaffold or fednova",
         s.strategy, [&](const std::string& v) { s.strategy = v; }},
-       {"--workers", "how many", "8",
-        [&](const std::string& v) {
-          const double n = number("--workers", v, 1);
-          if (n != std::floor(n) || n > 1e9) refuse("--workers ", v, ": expected a whole number up to 1000000000");
-          c.workers = int(n);
-        }},
-       {"--compute", "milliseconds of a step, on average", "128",
-        [&](const std::string& v) { c.compute = number("--compute", v, 0) / 1e3; }},
-       {"--shape", "of the Gamma distribution of that time: the smaller, the more it varies (0: not at all)", "100",
-        [&](const std::string& v) { c.shape = number("--shape", v, 0); }},
+       number_option("--workers", "how many", "8", 1, c.workers),
+       number_option("--compute", "milliseconds of a step, on average", "128", 0, compute),
+       number_option("--shape",
+                     "of the Gamma distribution of that time: the smaller, the more it varies (0: not at all)", "100",
+                     0, c.shape),
        {"--slow",
         "WORKER:FACTOR,…: workers whose steps take so many times as long; half:4: the second half of them; "
         "classes:0-4:4: those with most of their pictures in these classes",
         "", [&](const std::string& v) { out.slow = v; }},
-       {"--latency", "milliseconds of a message", "0",
-        [&](const std::string& v) { c.latency = number("--latency", v, 0) / 1e3; }},
-       {"--bandwidth", "Gbit/s of each worker's link (0: no limit)", "0",
-        [&](const std::string& v) { c.bandwidth = number("--bandwidth", v, 0) * 1e9 / 8; }},
-       {"--evaluate-every", "epochs between two evaluations: 10, or 0.25 for four an epoch", "1",
-        [&](const std::string& v) { s.evaluate_every = number("--evaluate-every", v, 1e-6); }},
-       {"--until", "ends the run at the evaluation that reaches this accuracy, above 0 to 1", "never",
-        [&](const std::string& v) { s.until = number("--until", v, 1e-6); }},
+       number_option("--latency", "milliseconds of a message", "0", 0, latency),
+       number_option("--bandwidth", "Gbit/s of each worker's link (0: no limit)", "0", 0, bandwidth),
+       number_option("--evaluate-every", "epochs between two evaluations: 10, or 0.25 for four an epoch", "1", 1e-6,
+                     s.evaluate_every),
+       number_option("--until", "ends the run at the evaluation that reaches this accuracy, above 0 to 1", "never",
+                     1e-6, s.until),
        {"--evaluate-on", "test or held-out: which pictures (both, unless it is given)", "",
         [&](const std::string& v) {
           if (v != "test" && v != "held-out") refuse("--evaluate-on ", v, ": expected test or held-out");
@@ -86,6 +87,9 @@ RunConfig options(int argc, char** argv, SimulatorOptions& s, Output& out) {
         [&](const std::string&) { out.json = true; }, true},
        {"--dry-run", "only checks the options, and says as JSON whether the strategy's rule keeps a momentum", "",
         [&](const std::string&) { out.dry_run = true; }, true}});
+  c.compute = compute / 1e3;
+  c.latency = latency / 1e3;
+  c.bandwidth = bandwidth * 1e9 / 8;
   s.epochs = o.epochs;
   s.schedule = Schedule::parse(o.schedule);
   s.seed = o.seed;
@@ -107,15 +111,6 @@ bool keeps_momentum(const std::string& strategy) {
   return keeps.velocity || keeps.own;
 }
 
-std::string exact(double v) { return digits(v, 17); }
-
-template <class Values, class Text>
-std::string listed(const char* brackets, const Values& values, const Text& text) {
-  std::string all;
-  for (const auto& v : values) all += (all.empty() ? "" : ",") + text(v);
-  return brackets[0] + all + brackets[1];
-}
-
 // "60000 + 10000 pictures, 1a2b3c4d5e6f7081"
 std::string described(const Dataset& data) {
   Checksum sum;
@@ -126,37 +121,32 @@ std::string described(const Dataset& data) {
          hex(sum.value());
 }
 
-std::string json_of(const RunConfig& o, const SimulatorOptions& s, const SimulatorReport& r, const Dataset& data,
-                    const std::string& backend, double wall_seconds) {
-  const VirtualCluster& c = s.cluster;
-  std::vector<double> epochs, seconds, accuracies;
+nlohmann::json json_of(const RunConfig& o, const SimulatorOptions& s, const SimulatorReport& r, const Dataset& data) {
+  nlohmann::json all = r;
+  for (const char* name : {"epoch", "seconds", "accuracy"}) all["evaluations"][name] = nlohmann::json::array();
   for (const SimulatorReport::Point& p : r.evaluations) {
-    epochs.push_back(p.epoch);
-    seconds.push_back(p.seconds);
-    accuracies.push_back(p.test_accuracy ? *p.test_accuracy : *p.validation_accuracy);
+    const double accuracy = p.test_accuracy ? *p.test_accuracy : *p.validation_accuracy;
+    all["evaluations"]["epoch"].push_back(p.epoch);
+    all["evaluations"]["seconds"].push_back(p.seconds);
+    all["evaluations"]["accuracy"].push_back(accuracy);
+    if (!r.diverged) all[p.test_accuracy ? "test" : "validation"] = accuracy;  // the last one's
   }
-  std::string line = "{\"strategy\":" + json_quoted(s.strategy) + printed(",\"workers\":%d", c.workers) +
-                     ",\"rate\":" + exact(o.learning_rate) + ",\"momentum\":" + exact(o.momentum) +
-                     printed(",\"epochs\":%d,\"seed\":%llu", s.epochs, static_cast<unsigned long long>(s.seed)) +
-                     ",\"status\":" + (r.diverged ? "\"diverged\"" : "\"ok\"");
-  if (!r.diverged && !accuracies.empty())
-    line +=
-        std::string(r.evaluations.back().test_accuracy ? ",\"test\":" : ",\"validation\":") + exact(accuracies.back());
-  line += ",\"evaluations\":{\"epoch\":" + listed("[]", epochs, exact) +
-          ",\"seconds\":" + listed("[]", seconds, exact) + ",\"accuracy\":" + listed("[]", accuracies, exact) +
-          "},\"class_accuracy\":" + listed("[]", r.class_accuracy, json_number) +
-          ",\"delays\":" + listed("[]", r.delays, [](std::int64_t n) { return std::to_string(n); }) +
-          ",\"participation\":" + json_number(r.participation) + ",\"dropped\":" + std::to_string(r.dropped) +
-          ",\"refused\":" + std::to_string(r.refused) + ",\"gap\":" + json_number(r.gap) +
-          ",\"correction\":" + json_number(r.correction) + ",\"wall_seconds\":" + json_number(wall_seconds);
-  const auto slower = [](const auto& w) { return "\"" + std::to_string(w.first) + "\":" + exact(w.second); };
-  line +=
-      ",\"cluster\":{\"compute\":" + exact(c.compute) + ",\"shape\":" + exact(c.shape) +
-      ",\"slower\":" + listed("{}", c.slower, slower) + ",\"latency\":" + exact(c.latency) +
-      ",\"bandwidth\":" + exact(c.bandwidth) + "}" + ",\"settings\":" +
-      listed("{}", s.settings, [](const auto& row) { return json_quoted(row.first) + ":" + json_quoted(row.second); });
-  return line + ",\"data\":" + json_quoted(described(data)) +
-         ",\"made_by\":" + json_quoted(version() + ", " + backend) + "}";
+  all["strategy"] = s.strategy;
+  all["workers"] = s.cluster.workers;
+  all["cluster"] = s.cluster;
+  all["cluster"]["slower"] = nlohmann::json::object();
+  for (const auto& [worker, factor] : s.cluster.slower) all["cluster"]["slower"][std::to_string(worker)] = factor;
+  all["epochs"] = s.epochs;
+  all["seed"] = s.seed;
+  all["rate"] = o.learning_rate;
+  all["momentum"] = o.momentum;
+  all["status"] = r.diverged ? "diverged" : "ok";
+  for (const auto& [name, value] : s.settings) all["settings"][name] = value;
+  all["data"] = described(data);
+  return all;
+}
+void print(const nlohmann::json& line) {
+  std::puts(line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
 }
 
 // How many gradients were how late, as bars: at most 16 lines.
@@ -194,9 +184,7 @@ int main(int argc, char** argv) {
     const RunConfig o = options(argc, argv, s, out);
     auto backend = make_backend(o);
     if (out.dry_run) {
-      std::printf("{\"strategy\":%s,\"momentum\":%s}\n", json_quoted(s.strategy).c_str(),
-                  keeps_momentum(s.strategy) ? "true" : "false");
-      return;
+      return print({{"strategy", s.strategy}, {"momentum", keeps_momentum(s.strategy)}});
     }
     Dataset data = load_dataset(o.data_set, o.data, o.folder);
     const auto began = Clock::now();
@@ -210,8 +198,10 @@ int main(int argc, char** argv) {
         model, cross_entropy_loss(o.label_smoothing),
         {.learning_rate = o.learning_rate, .momentum = o.momentum, .weight_decay = o.weight_decay}, *backend, looks, s);
     if (out.json) {
-      std::puts(json_of(o, s, r, data, backend->description(), seconds_since(began)).c_str());
-      return;
+      nlohmann::json line = json_of(o, s, r, data);
+      line["made_by"] = version() + ", " + backend->description();
+      line["wall_seconds"] = seconds_since(began);
+      return print(line);
     }
     show_delays(r);
     std::printf("%.1f s of virtual time; the seconds and images/s of each epoch are virtual, too", r.seconds);

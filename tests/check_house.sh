@@ -16,10 +16,10 @@ autograd 3575
 layers 7142
 datasets 2238
 cuda 2706
-dist 12929
-examples 1234
+dist 12795
+examples 1225
 examples/course 1200
-tests 23706
+tests 23756
 END
 if clang-format --version 2>/dev/null | grep -q 'version 14\.'; then
   find core autograd layers datasets cuda dist examples tests -name '*.cpp' -o -name '*.h' -o -name '*.cu' |

@@ -102,7 +102,7 @@ says 0 '3 ranks:' "$build/tandem-run" -n 3 --check
 says 2 'unknown option --modle' "$build/tandem-run" -n 3 "$build/fashion_mnist" --modle x
 once '@'
 says 2 'which program?' "$build/tandem-run" -n 2
-says 2 'is no whole number from 1 to 4096' "$build/tandem-run" -n 0 true
+says 2 'expected a whole number from 1 to 4096' "$build/tandem-run" -n 0 true
 says 2 'unknown option --nodes' "$build/tandem-run" --nodes 2 true
 says 2 'choose all-reduce' "$build/tandem-run" -n 2 --strategy half-way $(train)
 says 2 'H is STEPS, from 1' "$build/tandem-run" -n 2 --strategy easgd:0 $(train)

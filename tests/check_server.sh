@@ -32,7 +32,7 @@ trains '4 ranks, machines+ddc-asgd: batch 50 = 2 × 25, lr 0.02' "$run" -n 4 --h
 says 2 'start as many on every host' "$run" -n 3 --hosts-as 2 --strategy machines+asgd $train
 says 2 'all ranks serve' "$run" -n 2 --servers 1 --strategy machines+asgd $train
 says 2 'a host leaves as a whole' "$run" -n 2 --restart 1 --strategy machines+asgd $train
-says 2 'expected a number of hosts from 1' "$run" -n 2 --hosts-as 3 --strategy machines+asgd $train
+says 2 'hosts-as 3: expected a whole number from 1 to 2' "$run" -n 2 --hosts-as 3 --strategy machines+asgd $train
 # Paced, who is four times as slow does about a quarter of what the other does.
 says 0 '2 ranks, asgd' "$run" -n 2 --strategy asp+asgd --pace 20 --slow 1:4 $train --metrics "$there/paced" --trace "$there/trace"
 exchanges() { sed -n "s/.*\"rank\":$1,.*\"exchanges\":\([0-9]*\).*/\1/p" "$there/paced"; }

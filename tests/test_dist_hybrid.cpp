@@ -57,7 +57,7 @@ std::vector<std::string> on_hosts(int here, int hosts, double sample, const Body
       std::vector<int> mine;
       for (int k = 0; k < here; k++) mine.push_back(r / here * here + k);
       strategy = parameter_server(std::move(lanes[at % std::size_t(here)][at / std::size_t(here)]),
-                                  {.how = Asynchrony::parse(between.how), .deadline = 30, .classifier = layer},
+                                  {{.how = Asynchrony::parse(between.how)}, {}, 30, 30, layer},  // 30: seconds
                                   std::make_unique<MachineShare>(std::move(machines[at]), mine, n));
     }
     body(*strategy, r);

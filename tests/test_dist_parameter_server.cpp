@@ -90,7 +90,7 @@ std::vector<Ended> on_ranks(int n, ParameterServerOptions options, const Recipe&
   return runs;
 }
 ParameterServerOptions by(const std::string& strategy, int servers = 0) {
-  return {.how = Asynchrony::parse(strategy), .servers = servers};
+  return {{.how = Asynchrony::parse(strategy), .servers = servers}};
 }
 
 TEST(ParameterServer, OneWorkerIsOneMachineToTheBit) {

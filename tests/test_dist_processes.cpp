@@ -260,7 +260,7 @@ struct Connected {
         control(std::make_shared<Control>(rendezvous, names(place.size, goes_on), deadlines)),
         addresses(control->gather(ucx->address())) {}
   std::unique_ptr<Communicator> communicator() {
-    return over_messages(ucx->connect(addresses, 7, control), control->deadline(), {});
+    return over_messages(ucx->connect(addresses, 7, control), control->deadlines().wait, {});
   }
   std::unique_ptr<Channel> channel() { return ucx->channel(addresses, 7, control); }
   Rendezvous rendezvous;

@@ -22,14 +22,10 @@ Cuts Communicator::checked(Cuts cuts, Buffer data) const {
   return cuts;
 }
 
-Work Communicator::send(int to, Buffer data, int tag) {
-  require(to >= 0 && to < size() && to != rank(), "send: rank ", rank(), " of ", size(), " cannot exchange with ", to);
-  return begin({.kind = Kind::send, .data = data, .peer = to, .tag = tag});
-}
-Work Communicator::recv(int from, Buffer data, int tag) {
-  require(from >= 0 && from < size() && from != rank(), "recv: rank ", rank(), " of ", size(), " cannot exchange with ",
-          from);
-  return begin({.kind = Kind::recv, .data = data, .peer = from, .tag = tag});
+Work Communicator::message(Kind kind, int peer, Buffer data, int tag) {
+  require(peer >= 0 && peer < size() && peer != rank(), kind == Kind::send ? "send" : "recv", ": rank ", rank(), " of ",
+          size(), " cannot exchange with ", peer);
+  return begin({.kind = kind, .data = data, .peer = peer, .tag = tag});
 }
 Work Communicator::broadcast(Buffer data, int root) {
   require(root >= 0 && root < size(), "broadcast: there is no rank ", root, " of ", size());
@@ -114,16 +110,6 @@ void OperationQueue::Operation::wait() {
 
 void OperationQueue::Operation::abandon() noexcept {
   if (!over) queue.abandon(*this);
-}
-
-void OperationQueue::fail(int culprit, const std::string& text) {
-  if (failure_) return;
-  failure_.emplace(culprit, text);
-  report_failure(culprit, text);
-}
-
-void OperationQueue::remove(Operation& operation) {
-  std::erase_if(operations_, [&](const auto& o) { return o.get() == &operation; });
 }
 
 }  // namespace tandem

@@ -133,8 +133,8 @@ class Communicator {
 
   // Between two ranks. Messages with the same tag arrive in the order of sending. Their type and count must be those
   // that the receiver expects.
-  Work send(int to, Buffer data, int tag = 0);
-  Work recv(int from, Buffer data, int tag = 0);
+  Work send(int to, Buffer data, int tag = 0) { return message(Call::Kind::send, to, data, tag); }
+  Work recv(int from, Buffer data, int tag = 0) { return message(Call::Kind::recv, from, data, tag); }
 
   // All ranks. The results are the same on every rank, bit for bit.
   Work broadcast(Buffer data, int root);
@@ -168,6 +168,7 @@ class Communicator {
   virtual Traffic traffic() const = 0;
 
  private:
+  Work message(Call::Kind kind, int peer, Buffer data, int tag);
   Cuts checked(Cuts cuts, Buffer data) const;
   std::shared_ptr<Group> group_;
 };

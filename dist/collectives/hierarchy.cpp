@@ -1,8 +1,6 @@
 #include "dist/collectives/hierarchy.h"
 
 #include <algorithm>
-#include <chrono>
-#include <thread>
 
 #include "dist/collectives/node.h"
 #include "dist/collectives/operations.h"
@@ -30,9 +28,6 @@ class Hierarchy : public QueuedCommunicator {
     return part ? hierarchy(std::move(part), host_) : nullptr;
   }
 
-  // The host's ranks signal by a futex, and the other hosts by a descriptor. No call waits for both, so the sleeps are
-  // short.
-  void rest() override { std::this_thread::sleep_for(std::chrono::microseconds(20)); }
   void wake() override {}
   std::shared_ptr<void> allocate(std::size_t bytes) override { return scatter_->allocate(bytes); }
   Traffic traffic() const override {

@@ -2,7 +2,6 @@
 // next one is in flight.
 #include <algorithm>
 #include <bit>
-#include <cstring>
 #include <deque>
 #include <numeric>
 #include <utility>

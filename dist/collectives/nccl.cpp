@@ -2,9 +2,6 @@
 
 #include <nccl.h>
 
-#include <algorithm>
-#include <chrono>
-#include <thread>
 #include <utility>
 
 #include "core/clock.h"
@@ -77,7 +74,6 @@ class Nccl : public QueuedCommunicator {
     return part ? std::make_unique<Nccl>(std::move(part), backend_, options_) : nullptr;
   }
 
-  void rest() override { std::this_thread::sleep_for(std::chrono::microseconds(20)); }
   void wake() override { host_->wake(); }
   Traffic traffic() const override {  // NCCL's bytes: by the bound for all-reduce, 2(n − 1)/n
     const int v = nccl_version();
@@ -183,17 +179,19 @@ class Nccl : public QueuedCommunicator {
     if (group) verify(ncclGroupEnd(), what);
   }
   bool completed(const std::string& what) {
-    ncclResult_t state = ncclSuccess;
-    verify(ncclCommGetAsyncError(comm_, &state), what);
-    verify(state, what);
-    if (state == ncclInProgress) look(what);
-    return state == ncclSuccess;
+    const ncclResult_t now = state(what);
+    if (now == ncclInProgress) look(what);
+    return now == ncclSuccess;
+  }
+  ncclResult_t state(const std::string& what) {
+    ncclResult_t found = ncclSuccess;
+    verify(ncclCommGetAsyncError(comm_, &found), what);
+    verify(found, what);
+    return found;
   }
   // Checks for errors, failed ranks and the deadline during a wait.
   void look(const std::string& what) {
-    ncclResult_t state = ncclSuccess;
-    verify(ncclCommGetAsyncError(comm_, &state), what);
-    verify(state, what);
+    state(what);
     if (seconds_since(since_) > options_.patience) group()->check();
     if (seconds_since(since_) > options_.deadline)
       throw CommunicationError(

@@ -2,10 +2,12 @@
 // waiting for one operation makes progress for all of them, and the first failure is reported to the other ranks and
 // thrown by every later call.
 #pragma once
+#include <chrono>
 #include <deque>
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "dist/collectives/communicator.h"
@@ -41,7 +43,11 @@ class OperationQueue {
       throw;
     }
   }
-  void fail(int culprit, const std::string& text);
+  void fail(int culprit, const std::string& text) {
+    if (failure_) return;
+    failure_.emplace(culprit, text);
+    report_failure(culprit, text);
+  }
   Work add(std::shared_ptr<Operation> operation) {
     operations_.push_back(operation);
     return Work(std::move(operation));
@@ -55,8 +61,9 @@ class OperationQueue {
   // As check(), in a thread that waits for the operation: sleeps until something may have moved.
   virtual void rest_for(Operation& operation) = 0;
   virtual void report_failure(int culprit, const std::string& text) = 0;
-  virtual void abandon(Operation& operation) { remove(operation); }
-  void remove(Operation& operation);
+  virtual void abandon(Operation& operation) {
+    std::erase_if(operations_, [&](const auto& o) { return o.get() == &operation; });
+  }
 
   std::deque<std::shared_ptr<Operation>> operations_;
 
@@ -68,6 +75,8 @@ class OperationQueue {
 class QueuedCommunicator : public Communicator, public OperationQueue {
  protected:
   using Communicator::Communicator;
+  // No notification reaches this thread: not of an event of a device, nor of two sources at once.
+  void rest() override { std::this_thread::sleep_for(std::chrono::microseconds(20)); }
   void rest_for(Operation& operation) override {
     check(operation);
     rest();

@@ -1,11 +1,9 @@
 #include "dist/collectives/staged.h"
 
 #include <algorithm>
-#include <chrono>
 #include <deque>
 #include <list>
 #include <map>
-#include <thread>
 #include <utility>
 
 #include "core/clock.h"
@@ -76,8 +74,6 @@ class Staged : public QueuedCommunicator {
     return part ? staged(std::move(part), backend_, options_) : nullptr;
   }
 
-  // The end of a copy sends no notification.
-  void rest() override { std::this_thread::sleep_for(std::chrono::microseconds(20)); }
   void wake() override { host_->wake(); }
   Traffic traffic() const override {
     const Traffic host = host_->traffic();

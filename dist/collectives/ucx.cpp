@@ -3,11 +3,9 @@
 #include <ifaddrs.h>
 #include <netdb.h>
 #include <sys/socket.h>
-#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -42,15 +40,15 @@ std::string interface_of(const std::string& address) {
 // UCX uses 4.3 MB of /dev/shm for each rank of a host. A Docker container has 64 MB.
 constexpr std::uint64_t of_dev_shm = 8 << 20;
 bool dev_shm_is_small() {
-  struct statvfs s {};
-  return statvfs("/dev/shm", &s) != 0 ||
-         s.f_blocks * s.f_frsize < std::uint64_t(std::max(2, local_size_from_environment())) * of_dev_shm;
+  std::error_code none;
+  const auto has = std::filesystem::space("/dev/shm", none).capacity;
+  return none || has < std::uint64_t(std::max(2, local_size_from_environment())) * of_dev_shm;
 }
 std::string size_of_dev_shm() {
-  struct statvfs s {};
-  if (statvfs("/dev/shm", &s) != 0) return "/dev/shm is not there";
-  return "/dev/shm has " + std::to_string(s.f_blocks * s.f_frsize >> 20) + " MiB, " +
-         std::to_string(s.f_bavail * s.f_frsize >> 20) +
+  std::error_code none;
+  const auto s = std::filesystem::space("/dev/shm", none);
+  if (none) return "/dev/shm is not there";
+  return "/dev/shm has " + std::to_string(s.capacity >> 20) + " MiB, " + std::to_string(s.available >> 20) +
          " free, and each rank takes 5 MiB of it: make room there, or start the container with --shm-size=1g";
 }
 

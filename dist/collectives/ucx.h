@@ -7,13 +7,14 @@
 #include <vector>
 
 #include "dist/collectives/wire.h"
-#include "dist/job/control.h"
 #include "dist/server/channel.h"
 
 struct ucp_context;
 struct ucp_worker;
 
 namespace tandem {
+
+class Control;
 
 class Ucx : public std::enable_shared_from_this<Ucx> {
  public:

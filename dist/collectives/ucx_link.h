@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "dist/collectives/ucx.h"
+#include "dist/job/control.h"
 
 namespace tandem::ucx {
 
@@ -111,7 +112,11 @@ class Link {
   }
   void hang_up_all(bool well) {
     if (given_up()) return;
-    well = well && !control_failed();
+    try {
+      if (well) control_->check();
+    } catch (const CommunicationError&) {
+      well = false;
+    }
     for (Peer& p : peers_)
       if (p.endpoint) hang_up(p, well);
   }
@@ -136,14 +141,6 @@ class Link {
   static void signal(int fd) {
     const std::uint64_t one = 1;
     (void)!write(fd, &one, sizeof one);
-  }
-  bool control_failed() const {
-    try {
-      control_->check();
-      return false;
-    } catch (const CommunicationError&) {
-      return true;
-    }
   }
 
   // UCX reports that a connection is lost, and the Control the reason. Waits half a second for the reason.

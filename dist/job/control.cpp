@@ -180,18 +180,18 @@ bool Control::lost(int rank) const {
   return was_lost(rank);
 }
 bool Control::was_lost(int rank) const {
-  return std::ranges::any_of(changes_, [&](const Change& c) { return c.rank == rank && c.incarnation == 0; });
+  return std::ranges::any_of(changes_, [&](const Message& c) { return c.rank == rank && c.type == Type::lost; });
 }
 
-Change Control::change(std::size_t index) const {
+ControlMessage Control::change(std::size_t index) const {
   std::lock_guard lock(mutex_);
   return changes_[index];
 }
 
-void Control::changed(const Change& change) {
+void Control::changed(const Message& change) {
   std::lock_guard lock(mutex_);
-  if (change.incarnation) {
-    names_[std::size_t(change.rank)] = name_on(change.rank, AddressRecord::from(change.text));
+  if (change.type == Type::returned) {
+    names_[std::size_t(change.rank)] = name_on(change.rank, AddressRecord::from(change.content));
     gone_[std::size_t(change.rank)].store(false, std::memory_order_release);
     waits_[std::size_t(change.rank)] = {};
   }
@@ -370,8 +370,9 @@ void Control::report(int culprit, const std::string& text) {
   MemberSlot& slot = slots_[std::size_t(culprit)];
   if (slot.lost || gone(culprit) || failed_) return;
   slot.lost = true;
-  send_all({.type = Type::lost, .rank = culprit, .generation = generation() + 1, .content = text});
-  changed({culprit, 0, text});
+  const Message change{.type = Type::lost, .rank = culprit, .generation = generation() + 1, .content = text};
+  send_all(change);
+  changed(change);
 }
 
 void Control::receive(std::size_t peer) {
@@ -426,7 +427,7 @@ void Control::handle(std::size_t peer, const Message& m) {
       if (m.rank == rank_)
         return failed(rank_, name(rank_) + " was given up, and the others have gone on without it: " + m.content);
       require(m.generation == generation() + 1, "generation ", m.generation, " comes after ", generation());
-      return changed({m.rank, m.type == Type::lost ? 0 : m.number, m.content});
+      return changed(m);
     case Type::text:
     case Type::texts: {
       std::lock_guard lock(mutex_);
@@ -458,14 +459,14 @@ void Control::readmit(const HandshakeListener::Accepted& accepted) {
     return;
   }
   const auto r = std::size_t(accepted.rank);
-  const Change change{accepted.rank, slots_[r].incarnation, slots_[r].record.text()};
+  const Message change{.type = Type::returned,
+                       .rank = accepted.rank,
+                       .number = slots_[r].incarnation,
+                       .generation = generation() + 1,
+                       .content = slots_[r].record.text()};
   if (peers_[r].fd >= 0) close(peers_[r].fd);
   peers_[r].fd = -1;  // the membership that it receives contains its rejoin
-  send_all({.type = Type::returned,
-            .rank = change.rank,
-            .number = change.incarnation,
-            .generation = generation() + 1,
-            .content = change.text});
+  send_all(change);
   put_first(accepted.connection);
   peers_[r] = {.fd = accepted.connection, .received_at = now()};
   changed(change);

@@ -76,7 +76,7 @@ class Control {
   // In a job that continues: the number of changes since this rank joined, and one of them, from 0.
   std::size_t changes() const { return change_count_.load(std::memory_order_acquire); }
   std::uint64_t generation() const { return membership_.generation + changes(); }
-  Change change(std::size_t index) const;
+  ControlMessage change(std::size_t index) const;
   // This rank cannot reach `rank` any more, though rank 0 may. Rank 0 gives `rank` up; if it is 0, this rank is given
   // up.
   void accuse(int rank, const std::string& why);
@@ -109,7 +109,7 @@ class Control {
   std::vector<WaitForEdge> wait_for_graph() const;
   void warn_of_standstill();
   void failed(int culprit, const std::string& text);
-  void changed(const Change& change);
+  void changed(const Message& change);
   [[noreturn]] void raise() const;
   bool paused() const;  // the thread has not read for so long that rank 0 may have given this rank up
   void wait_until_read() const;
@@ -152,7 +152,7 @@ class Control {
   std::vector<Wait> waits_;                       // by rank
   std::string text_;
   int culprit_ = -1;
-  std::vector<Change> changes_;
+  std::vector<Message> changes_;
   std::vector<Message> orders_;  // messages of other threads that the thread has to send
   std::map<const void*, std::function<void()>> wake_;
   std::map<std::uint64_t, std::vector<std::optional<std::string>>> texts_;  // of gatherings in progress

@@ -8,7 +8,6 @@
 #include <fstream>
 
 #include "core/error.h"
-#include "core/text.h"
 #include "layers/train/strategy.h"
 
 namespace tandem {
@@ -29,9 +28,9 @@ constexpr Family families[] = {
 };
 
 int number(const char* name, const std::string& text, int low, int high) {
-  const auto v = parsed<int>(text);
-  if (!v || *v < low || *v > high) refuse(name, "=", text, ": expected a whole number from ", low, " to ", high);
-  return *v;
+  int v = 0;
+  read_value(name + std::string("="), text, number_field(name, v, low, high));
+  return v;
 }
 
 // The parent process and its start time, which are the same for all ranks that one launcher starts on a host.
@@ -44,6 +43,10 @@ std::string parent() {
 }
 
 }  // namespace
+
+void read_value(const std::string& what, const std::string& text, const SpecField& field) {
+  if (!field.read(text)) refuse(what, text, ": expected ", field.expects);
+}
 
 Variables process_environment() {
   return [](const char* name) {

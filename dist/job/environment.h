@@ -5,6 +5,8 @@
 #include <functional>
 #include <string>
 
+#include "core/spec.h"
+
 namespace tandem {
 
 struct Place {
@@ -22,6 +24,10 @@ struct Place {
 // Empty if a variable is not set.
 using Variables = std::function<std::string(const char* name)>;
 Variables process_environment();
+
+// Reads the value of a variable or an option. Throws UsageError: "RANK=4: expected a whole number from 0 to 3". what:
+// "RANK=".
+void read_value(const std::string& what, const std::string& text, const SpecField& field);
 
 // Throws UsageError that names the variables if a family is incomplete or inconsistent.
 Place place_in(const Variables& variables = process_environment());

@@ -19,7 +19,6 @@
 #include <utility>
 
 #include "core/error.h"
-#include "core/text.h"
 
 namespace tandem {
 namespace {
@@ -166,11 +165,6 @@ HandshakeListener::~HandshakeListener() {
   for (UnauthenticatedPeer& s : unauthenticated_) close(s.connection);
 }
 
-bool HandshakeListener::has_token(const UnauthenticatedPeer& s) const {
-  return equal(s.received.substr(16 + nonce_bytes),
-               hmac(token_, "rank" + s.nonce + s.received.substr(8, 8 + nonce_bytes)));
-}
-
 std::vector<HandshakeListener::Accepted> HandshakeListener::wait(double seconds) {
   std::vector<Accepted> accepted;
   std::vector<pollfd> polled{{socket_, POLLIN, 0}};
@@ -188,7 +182,8 @@ std::vector<HandshakeListener::Accepted> HandshakeListener::wait(double seconds)
       drop = drop || s.received.compare(0, 8, magic, 0, std::min<std::size_t>(8, s.received.size())) != 0;
     }
     if (!drop && s.received.size() < hello_bytes) continue;
-    if (!drop && has_token(s)) {
+    if (!drop && equal(s.received.substr(16 + nonce_bytes),
+                       hmac(token_, "rank" + s.nonce + s.received.substr(8, 8 + nonce_bytes)))) {
       fcntl(s.connection, F_SETFL, fcntl(s.connection, F_GETFL) & ~O_NONBLOCK);
       try {
         send_all(s.connection, hmac(token_, "zero" + s.received.substr(16, nonce_bytes) + s.nonce), now() + 1);

@@ -44,7 +44,6 @@ class HandshakeListener {
     std::string nonce, received, address;
   };
   void greet();
-  bool has_token(const UnauthenticatedPeer& peer) const;
   int socket_;
   std::string token_;
   std::vector<UnauthenticatedPeer> unauthenticated_;

@@ -5,7 +5,6 @@
 #include <sstream>
 
 #include "core/error.h"
-#include "core/files/files.h"
 #include "core/text.h"
 
 namespace tandem {
@@ -28,14 +27,6 @@ void add(std::vector<Host>& hosts, const std::string& text, const std::string& w
 
 }  // namespace
 
-std::vector<Host> hosts_in_list(const std::string& list) {
-  std::vector<Host> hosts;
-  std::istringstream words(list);
-  for (std::string w; std::getline(words, w, ',');) add(hosts, w, "-H " + list);
-  if (hosts.empty()) refuse("-H: no host is named");
-  return hosts;
-}
-
 std::vector<Host> hosts_in_text(const std::string& text, const std::string& path) {
   std::vector<Host> hosts;
   std::istringstream lines(text);
@@ -49,6 +40,10 @@ std::vector<Host> hosts_in_text(const std::string& text, const std::string& path
   return hosts;
 }
 
-std::vector<Host> hosts_in_file(const std::string& path) { return hosts_in_text(read_file(path), path); }
+std::vector<Host> hosts_in_list(const std::string& list) {
+  std::string lines = list;
+  std::ranges::replace(lines, ',', '\n');
+  return hosts_in_text(lines, "-H " + list);
+}
 
 }  // namespace tandem

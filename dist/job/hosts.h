@@ -14,7 +14,6 @@ struct Host {
 std::vector<Host> hosts_in_list(const std::string& list);
 // One host per line: `host`, `host:4` or `host slots=4`; # begins a comment. Throws UsageError with file:line; repeated
 // hosts and unknown words are refused.
-std::vector<Host> hosts_in_file(const std::string& path);
 std::vector<Host> hosts_in_text(const std::string& text, const std::string& path);
 
 }  // namespace tandem

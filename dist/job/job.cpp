@@ -1,16 +1,19 @@
 #include "dist/job/job.h"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <numeric>
 #include <sstream>
+#include <thread>
 #include <utility>
 
 #include "core/error.h"
-#include "core/text.h"
 #include "dist/collectives/hierarchy.h"
-#include "dist/collectives/node.h"
 #include "dist/collectives/ucx.h"
-#include "dist/job/survivor_agreement.h"
+#include "dist/job/control.h"
 
 namespace tandem {
 namespace {
@@ -27,21 +30,68 @@ std::string terms_in(const Variables& variables) {
 }
 
 std::uint64_t incarnation_in(const Variables& variables) {
-  const std::string text = variables("TANDEM_INCARNATION");
-  if (text.empty()) return 0;
-  const auto v = parsed<std::uint64_t>(text);
-  if (!v) refuse("TANDEM_INCARNATION=", text, ": expected the number of this restart of the rank, from 1");
-  return *v;
+  std::uint64_t restart = 0;
+  if (const std::string text = variables("TANDEM_INCARNATION"); !text.empty())
+    read_value("TANDEM_INCARNATION=", text, number_field("restart", restart, 0, 1e9));
+  return restart;
 }
 
 // With TANDEM_HOSTS_AS=n the ranks count as those of n hosts. Returns the host of this rank.
 std::string emulated_host(const Variables& variables, int rank, int size) {
   const std::string text = variables("TANDEM_HOSTS_AS");
   if (text.empty()) return "";
-  const int hosts = parsed<int>(text).value_or(0);
-  if (hosts < 1 || hosts > size)
-    refuse("--hosts-as ", text, ": expected a number of hosts from 1 to the number of ranks, ", size);
+  int hosts = 1;
+  read_value("--hosts-as ", text, number_field("hosts", hosts, 1, size));
   return "/" + std::to_string(std::int64_t(rank) * hosts / size);
+}
+
+// Survivor agreement: determines which ranks still reach each other after a failure. Every rank has a port that refuses
+// connections. After a failure the rank opens its port. Each pair of ranks connects with the handshake of the
+// rendezvous; the rank with the larger number connects. This also works if rank 0 has failed or the network is split.
+//
+// Returns the ranks that are connected with this one in either direction, and itself, in order. listener: of the port
+// in this rank's address record, with the token; it is opened now. It ends as soon as all ranks that are not known to
+// be lost were found, and after 2 seconds at the latest.
+std::vector<int> surviving_ranks(int rank, HandshakeListener& listener, const std::string& token,
+                                 const std::vector<MemberSlot>& members, const std::vector<bool>& lost) {
+  const double until = now() + 2;
+  const int size = int(members.size());
+  std::vector<std::atomic<bool>> here(members.size());
+  here[std::size_t(rank)] = true;
+  std::atomic<bool> over{false};
+  listener.open();
+
+  // Between two ranks, the one with the larger number connects. The other may notice the failure later, or may have
+  // ended.
+  std::vector<std::thread> connecting;
+  for (int r = 0; r < rank; r++)
+    connecting.emplace_back([&, r] {
+      const AddressRecord& record = members[std::size_t(r)].record;
+      while (!over && now() < until) try {
+          close(connect_with_token(record.address, record.port, token, rank, size, 0.5));
+          here[std::size_t(r)] = true;
+          return;
+        } catch (const Error&) {
+          std::this_thread::sleep_for(std::chrono::milliseconds(20));
+        }
+    });
+  auto complete = [&] {
+    for (std::size_t r = 0; r < here.size(); r++)
+      if (!here[r] && !lost[r]) return false;
+    return true;
+  };
+  while (!complete() && now() < until)
+    for (const HandshakeListener::Accepted& accepted : listener.wait(0.02)) {
+      close(accepted.connection);
+      if (accepted.ranks == size && accepted.rank >= 0 && accepted.rank < size) here[std::size_t(accepted.rank)] = true;
+    }
+  over = true;
+  for (auto& t : connecting) t.join();
+
+  std::vector<int> found;
+  for (int r = 0; r < size; r++)
+    if (here[std::size_t(r)]) found.push_back(r);
+  return found;
 }
 
 }  // namespace
@@ -85,7 +135,7 @@ Job::Job(const JobOptions& options)
   }
 }
 
-Job::~Job() = default;
+const AddressRecord& Job::record(int rank) const { return control_->membership().slots[std::size_t(rank)].record; }
 
 int Job::hosts() const { return *std::ranges::max_element(hosts_) + 1; }
 

@@ -10,15 +10,15 @@
 // the same time, and they remain valid after the Job. A process may have several Jobs.
 #pragma once
 #include <memory>
-#include <string>
 #include <vector>
 
-#include "dist/job/control.h"
 #include "dist/job/environment.h"
+#include "dist/job/rendezvous.h"
 #include "dist/server/channel.h"
 
 namespace tandem {
 
+class Control;
 class Ucx;
 
 struct JobOptions {
@@ -32,11 +32,9 @@ class Job {
  public:
   // Throws UsageError if a setting is missing, Error if ranks are missing or inconsistent.
   explicit Job(const JobOptions& options = {});
-  ~Job();
 
   int rank() const { return place_.rank; }
   int size() const { return place_.size; }
-  const Deadlines& deadlines() const { return deadlines_; }
 
   // Hosts, numbered in the order of their first ranks. Ranks are on one host when they share memory.
   int hosts() const;
@@ -58,7 +56,7 @@ class Job {
  private:
   std::shared_ptr<Ucx> open_ucx() const;
   std::unique_ptr<Communicator> messages();
-  const AddressRecord& record(int rank) const { return control_->membership().slots[std::size_t(rank)].record; }
+  const AddressRecord& record(int rank) const;
 
   Place place_;
   Deadlines deadlines_;

@@ -10,13 +10,14 @@
 #include "core/error.h"
 
 namespace tandem {
-namespace {
 
 std::string host_name() {
   char name[256] = "?";
   gethostname(name, sizeof name - 1);
   return name;
 }
+
+namespace {
 
 // Processes share memory when they run on the same boot of the same machine, under the same name and in the same
 // namespaces of IPC and of processes (node memory is found by a process number): the host name alone does not suffice,

@@ -8,6 +8,8 @@
 
 namespace tandem {
 
+std::string host_name();  // of this host
+
 struct AddressRecord {
   std::string host = {};      // its name, for messages to the user
   std::string identity = {};  // the same for processes that share memory
@@ -47,15 +49,8 @@ struct JoinRequest {
   static JoinRequest from(const std::string& text);  // throws Error
 };
 
-// A rank was lost or has rejoined. Rank 0 decides. All ranks receive all changes in the same order; each change is a
-// generation of the membership, from 1.
-struct Change {
-  int rank = -1;
-  std::uint64_t incarnation = 0;  // 0: lost
-  std::string text;               // the reason; or the address record of the rejoined rank
-};
-
-// A message of the control plane.
+// A message of the control plane. lost, returned: a change of the membership, which rank 0 decides. All ranks receive
+// all changes in the same order; each is a generation of the membership, from 1.
 struct ControlMessage {
   enum class Type : std::uint8_t { edge = 1, failure, goodbye, accusation, lost, returned, text, texts } type = {};
   int rank = 0;                  // of the edge; the culprit; the rank that leaves, is lost or has rejoined

@@ -47,8 +47,7 @@ Deadlines Deadlines::from(const Variables& variables) {
                                     {"TANDEM_DEADLINE", &d.wait}}) {
     const std::string text = variables(name);
     if (text.empty()) continue;
-    *value = parsed<double>(text).value_or(0);
-    if (!(*value > 0 && *value <= 1e6)) refuse(name, "=", text, ": expected a number of seconds");
+    read_value(std::string(name) + "=", text, number_field(name, *value, above_zero, 1e6));  // seconds
   }
   return d;
 }

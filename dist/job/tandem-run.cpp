@@ -15,7 +15,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -23,7 +22,6 @@
 #include <filesystem>
 #include <regex>
 #include <sstream>
-#include <thread>
 #include <utility>
 
 #include "core/files/files.h"
@@ -47,9 +45,9 @@ struct Command {
   int ranks = 0;
   std::string host_list, host_file;
   std::vector<Host> hosts;  // from one of these three; {"", n}: this host
-  std::string ssh = "ssh", port, servers, pace, slow;
-  int restarts = 0;
-  std::string on_failure;  // stop or continue; empty: the strategy's default
+  std::string ssh = "ssh", pace, slow;
+  int port = 0, servers = -1, restarts = 0;  // of those that are not given
+  std::string on_failure;                    // stop or continue; empty: the strategy's default
   bool check = false;
   std::vector<std::string> program;
 };
@@ -67,18 +65,13 @@ std::vector<OptionSpec> options_of(Command& c) {
   const auto into_variable = [](const char* name) -> Set {
     return [name](const std::string& v) { setenv(name, v.c_str(), 1); };
   };
-  const auto count = [](const std::string& name, int least, int most, const std::string& help, const Set& set,
+  const auto count = [](const std::string& name, int least, int most, const std::string& help, int& field,
                         const std::string& fallback = "") {
-    const auto checked = [=](const std::string& v) {
-      const auto n = parsed<int>(v);
-      if (!n || *n < least || *n > most)
-        refuse(name, " ", v, ": '", v, "' is no whole number from ", least, " to ", most);
-      set(v);
+    const Set set = [=, &field](const std::string& v) {
+      read_value(name + " ", v, number_field(name, field, least, most));
     };
-    return OptionSpec{name, help, fallback, checked};
+    return OptionSpec{name, help, fallback, set};
   };
-  const Set ranks = [&c](const std::string& v) { c.ranks = *parsed<int>(v); };
-  const Set restarts = [&c](const std::string& v) { c.restarts = *parsed<int>(v); };
   const Set slow = [&c](const std::string& v) { c.slow += (c.slow.empty() ? "" : ",") + v; };
   const Set check = [&c](const std::string&) { c.check = true; };
   const Set list = [](const std::string&) {
@@ -86,7 +79,7 @@ std::vector<OptionSpec> options_of(Command& c) {
     std::exit(0);
   };
   std::vector<OptionSpec> all{
-      count("-n", 1, 4096, "ranks on this host", ranks),
+      count("-n", 1, 4096, "ranks on this host", c.ranks),
       {"-H", "HOST:RANKS,…: over ssh; the first host has rank 0", "", into(c.host_list)},
       {"--hostfile", "a host a line: host, host:RANKS or host slots=RANKS; # begins a comment", "", into(c.host_file)},
       {"--strategy",
@@ -96,14 +89,14 @@ std::vector<OptionSpec> options_of(Command& c) {
       {"--strategies", "list all strategies with their options", "", list, true},
       {"--hosts-as", "emulate this number of hosts on one machine", "", into_variable("TANDEM_HOSTS_AS")},
       count("--servers", 0, 1000000, "this number of last ranks only serve (0: every rank serves a share and trains)",
-            into(c.servers), "0"),
+            c.servers, "0"),
       {"--pace", "MS[:SHAPE]: mean milliseconds of a step, drawn from a gamma distribution", "", into(c.pace)},
       {"--slow", "RANK:FACTOR,…: multiply the step time of this rank by FACTOR; may be given again", "", slow},
       count("--restart", 0, 1000000,
-            "with a parameter server, a rank other than 0 that failed is started again, up to so many times", restarts,
-            "0"),
+            "with a parameter server, a rank other than 0 that failed is started again, up to so many times",
+            c.restarts, "0"),
       count("--port", 1, 65535, "port of rank 0, with -H (default: chosen at random; on this host any free one)",
-            into(c.port)),
+            c.port),
       {"--on-failure",
        "stop: the first rank that fails ends all; continue: it does not (default: stop; with a parameter server "
        "only rank 0 ends all)",
@@ -142,24 +135,19 @@ Command parse(int argc, char** argv) {
   if (!c.host_list.empty())
     c.hosts = hosts_in_list(c.host_list);
   else if (!c.host_file.empty())
-    c.hosts = hosts_in_file(c.host_file);
+    c.hosts = hosts_in_text(read_file(c.host_file), c.host_file);
   else
     c.hosts = {{"", std::max(c.ranks, 1)}};
   int ranks = 0;
   for (const Host& h : c.hosts) ranks += h.slots;
   StragglerEmulation::parse(c.pace, c.slow, ranks);
   std::string strategy = variable("TANDEM_STRATEGY");
-  for (const auto& [key, value] : {std::pair{"servers", &c.servers}, {"pace", &c.pace}, {"slow", &c.slow}})
-    if (!value->empty()) strategy = with_option(strategy, key, *value);
+  if (c.servers >= 0) strategy = with_option(strategy, "servers", std::to_string(c.servers));
+  if (!c.pace.empty()) strategy = with_option(strategy, "pace", c.pace);
+  if (!c.slow.empty()) strategy = with_option(strategy, "slow", c.slow);
   if (!strategy.empty()) setenv("TANDEM_STRATEGY", strategy.c_str(), 1);
   Deadlines::from();  // checks them
   return c;
-}
-
-std::string this_host() {
-  char name[256] = "?";
-  gethostname(name, sizeof name - 1);
-  return name;
 }
 
 using Environment = std::vector<std::pair<std::string, std::string>>;
@@ -178,22 +166,21 @@ struct Rank {
   int status = 0;
   double ended = 0;
   bool failed() const { return !running && status != 0; }
+  int code() const { return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status); }
   bool early = false;                  // it failed before all ranks had met
   bool stopped_by(int signal) const {  // this signal, sent to it, has ended it
-    return signal && (WIFEXITED(status) ? WEXITSTATUS(status) == 128 + signal : WTERMSIG(status) == signal);
+    return signal && code() == 128 + signal;
   }
   // Its last line names that rank as the cause of its failure. A usage error (status 2) has no such cause.
   bool attributes_to(int rank) const {
-    return failed() && WIFEXITED(status) && WEXITSTATUS(status) != 2 && rank != number &&
+    return failed() && WIFEXITED(status) && code() != 2 && rank != number &&
            last.find("rank " + std::to_string(rank) + " on ") != std::string::npos;
   }
   // Its failure ends the job: its options, which all ranks have, are wrong; or not all ranks had met; or it is rank 0.
-  bool ends_all() const {
-    return failed() && (number == 0 || early || (WIFEXITED(status) && WEXITSTATUS(status) == 2));
-  }
+  bool ends_all() const { return failed() && (number == 0 || early || code() == 2); }
   std::string how() const {
     if (WIFSIGNALED(status)) return std::string("was killed by SIG") + sigabbrev_np(WTERMSIG(status));
-    return "ended with exit status " + std::to_string(WEXITSTATUS(status));
+    return "ended with exit status " + std::to_string(code());
   }
 };
 
@@ -277,7 +264,7 @@ class Launch {
     for (const Host& h : c_.hosts) {
       size += h.slots;
       host_list +=
-          (host_list.empty() ? "" : ",") + (h.name.empty() ? this_host() : h.name) + ":" + std::to_string(h.slots);
+          (host_list.empty() ? "" : ",") + (h.name.empty() ? host_name() : h.name) + ":" + std::to_string(h.slots);
     }
     job_ = hex(random_bytes(8));
     const std::string strategy = variable("TANDEM_STRATEGY");
@@ -306,20 +293,20 @@ class Launch {
     setenv("OMP_WAIT_POLICY", "passive", 0);
     const bool divides_threads = !std::getenv("OMP_NUM_THREADS");
     const unsigned char draw = static_cast<unsigned char>(random_bytes(1)[0]);
-    const std::string port = c_.port.empty() ? std::to_string(29500 + draw) : c_.port, &first = c_.hosts[0].name;
+    const std::string port = std::to_string(c_.port ? c_.port : 29500 + draw), &first = c_.hosts[0].name;
     for (const Host& h : c_.hosts)
       for (int local = 0; local < h.slots; local++) {
         Rank& r = ranks_.emplace_back();
         r.number = int(ranks_.size()) - 1;
         r.local = local;
         r.place = h;
-        r.host = h.name.empty() ? this_host() : h.name;
+        r.host = h.name.empty() ? host_name() : h.name;
         r.set = {{"RANK", std::to_string(r.number)},
                  {"WORLD_SIZE", std::to_string(size)},
                  {"LOCAL_RANK", std::to_string(local)},
                  {"LOCAL_WORLD_SIZE", std::to_string(h.slots)}};
         if (!here_only()) {
-          const std::string here = is_here(h.name) ? "127.0.0.1" : this_host();
+          const std::string here = is_here(h.name) ? "127.0.0.1" : host_name();
           r.set.push_back({"MASTER_ADDR", is_here(first) ? here : first});
           r.set.push_back({"MASTER_PORT", port});
         }
@@ -330,7 +317,7 @@ class Launch {
   }
 
   bool here_only() const { return c_.hosts.size() == 1 && is_here(c_.hosts[0].name); }
-  bool is_here(const std::string& host) const { return host.empty() || host == "localhost" || host == this_host(); }
+  bool is_here(const std::string& host) const { return host.empty() || host == "localhost" || host == host_name(); }
 
   // Cores [k·c/n, (k+1)·c/n) of those that this process may use: ranks that share a core wait for each other.
   static void take_cores(int local, int ranks) {
@@ -532,10 +519,10 @@ class Launch {
       }
     if (asked) return 128 + asked;
     // After SIGKILL the last line is not about the failure: a rank cannot report it.
-    const bool has_line = !first->last.empty() && !(WIFSIGNALED(first->status) && WTERMSIG(first->status) == SIGKILL);
+    const bool has_line = !first->last.empty() && first->how() != "was killed by SIGKILL";
     std::fprintf(stderr, "tandem-run: rank %d on %s failed first: it %s%s%s\n", first->number, first->host.c_str(),
                  first->how().c_str(), has_line ? ": " : "", has_line ? first->last.c_str() : "");
-    return WIFSIGNALED(first->status) ? 128 + WTERMSIG(first->status) : WEXITSTATUS(first->status);
+    return first->code();
   }
 
   Command c_;

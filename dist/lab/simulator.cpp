@@ -1,261 +1,318 @@
-#include "dist/lab/simulator.h"
-
+// The methods of a simulated run: what follows a worker's step under servers, under all-reduce, or if workers make
+// their own steps.
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
-#include <numeric>
 
 #include "core/backend.h"
-#include "core/clock.h"
-#include "core/machine.h"
-#include "core/math.h"
-#include "core/memory.h"
-#include "core/random.h"
+#include "core/elementwise.h"
 #include "core/text.h"
 #include "dist/lab/simulation.h"
-#include "dist/server/server.h"
-#include "dist/server/straggler_emulation.h"
+#include "dist/server/asynchrony.h"
+#include "dist/server/server_layout.h"
+#include "dist/strategies/averages.h"
 #include "dist/strategies/federated.h"
+#include "dist/strategies/local_steps.h"
 
 namespace tandem {
+namespace {
 
-Simulation::Simulation(Module& model, const Loss& loss, const SGDOptions& sgd, Backend& backend, const FitData& data,
-                       const SimulatorOptions& options, int vectors)
-    : model_(model),
-      loss_(loss),
-      data_(data),
-      options_(options),
-      flat_(model, backend, options.seed),
-      decays_({.learning_rate = sgd.learning_rate, .weight_decay = sgd.weight_decay}),
-      given_(sgd),
-      correct_(Tensor::zeros(backend, {1}, DType::i32)),
-      active_(options.cluster.workers) {
-  decays_.bind(flat_, options.seed);
-  counters_.emplace(decays_.state());
-  const double bytes = double(vectors * flat_.values.bytes() + flat_.buffers.bytes()) * active_;
-  if (const auto has = double(available_memory()); bytes > has)
-    refuse(active_, " workers with ", options.strategy, " keep ", readable_bytes(bytes), ", ", vectors, " vectors of ",
-           flat_.parameters(), " parameters each, and this machine has ", readable_bytes(has),
-           " left: choose fewer workers or a smaller model");
-  machines_.resize(std::size_t(active_));
-  for (Machine& m : machines_) m.buffers = flat_.buffers.clone();
-  buffers_ = flat_.buffers.clone();
-  const auto rounds = Federated::parse(options.strategy);
-  OwnPartOptions own{.workers = active_};
-  if (rounds) own.epochs = rounds->epochs, own.sample = rounds->sample;
-  for (Machine& m : machines_) {
-    m.part = OwnPart::of(data.train, own);
-    if (m.part && !rounds) m.part->start(0, 0);
-    own.worker++;
+// ---- servers, or all-reduce -----------------------------------------------------------------------------------------
+// One shard of the whole vector. The server's code determines when each push is applied, and which workers continue.
+class ByServers : public Method {
+ public:
+  ByServers(Simulation& s, const Asynchrony& how, bool ring)
+      : s_(s),
+        synchronous_(how.kind == Asynchrony::Kind::bsp),
+        of_means_(how.of_means()),
+        ring_(ring),
+        rule_(s.rule(how.rule)),
+        service_(*rule_, s.flat().values, rule_blocks(s.flat()), s.workers(),
+                 {.how = how, .momentum = s.momentum(), .learning_rate = [&s](std::int64_t) { return s.rate(); }}),
+        exchanges_(std::size_t(s.workers())),
+        sent_(std::size_t(s.workers())),
+        waits_(std::size_t(s.workers())) {
+    s.clip(rule_->clip());
+    for (int m = 0; m < s.workers(); m++) {
+      sent_[std::size_t(m)] = Tensor::like(s.flat().values);
+      service_.pull(m, ++exchanges_[std::size_t(m)], sent_[std::size_t(m)]);
+    }
+    service_.answers();
   }
-  per_epoch_ = part(0) ? part(0)->batches_per_epoch() : data.train.batches_per_epoch();
-  batches_ = per_epoch_ * options.epochs;
-}
-
-bool Simulation::past_first_decay() const {
-  const auto& s = options_.schedule;
-  const double epochs = s.every > 0 ? s.every : !s.milestones.empty() ? s.milestones[0] : options_.epochs / 2.0;
-  return double(applied_) >= epochs * double(per_epoch_);
-}
-
-bool Simulation::gradient(int worker, const Tensor& weights, const std::function<void(Tensor& g)>& change) {
-  Machine& m = machines_[std::size_t(worker)];
-  flat_.values.copy_from(weights);
-  flat_.count_writes(flat_.all());
-  flat_.buffers.copy_from(m.buffers);
-  const auto began = Clock::now();
-  const std::int64_t in_epoch = data_.train.batches_per_epoch();
-  const Batch batch = m.part ? m.part->following() : data_.train.make(m.lease / in_epoch, m.lease % in_epoch);
-  counters_->batch(batch);
-  decays_.epoch(std::uint32_t(batch.epoch));
-  model_.train();
-  Variable l = batch_loss(loss_, model_(Variable(batch.images)), batch, &correct_);
-  flat_.zero_gradients();
-  flat_.backward(l);
-  if (change) change(flat_.gradients);
-  report_.computing += seconds_since(began);
-  decays_.measure(flat_.all(), false);
-  decays_.check_gradients(&l.value());
-  computed_++;
-  seen_ += double(batch.size());
-  if (decays_.read_state().not_finite) {
-    decays_.clear_not_finite();
-    report_.refused++;
-    report_.diverged = ++in_a_row_ >= 20;
-    loss_sum_ = std::nan("");
-    return false;
+  double way_there() const override { return ring_ ? 0 : s_.one_way(); }
+  const Tensor& weights() override { return service_.shard().values(); }
+  std::vector<std::int64_t> delays() const override {
+    const ShardCounts& c = service_.counts();  // one delay is counted per update
+    return synchronous_ && c.version ? std::vector<std::int64_t>{std::int64_t(c.version)} : c.delays;
   }
-  in_a_row_ = 0;
-  loss_sum_ += l.item() * double(batch.size());
-  decays_.finish_gradients(flat_.all());
-  // Running statistics: adds the change by this batch, divided by the number of workers.
-  float *all = buffers_.write<float>(), share = 1 / float(workers());
-  const float *after = flat_.buffers.data<float>(), *before = m.buffers.data<float>();
-  for (std::int64_t i = 0; i < buffers_.numel(); i++) all[i] += share * (after[i] - before[i]);
-  return true;
-}
 
-void Simulation::look(const Shard& shard, int worker) {
-  if (pushes_++ % 16 != 0) return;  // it costs as much as the push itself
-  report_.gap += shard.gap(worker);
-  report_.correction += shard.correction(worker, computed());
-  looks_++;
-}
+  const ShardCounts* counts() const override { return &service_.counts(); }
 
-void Simulation::start(int worker, double at) {
-  Machine& m = machines_[std::size_t(worker)];
-  if (again_.empty() && next_lease_ == batches_) {
-    m.left = true;
-    active_--;
-    return;
+  void arrived(int worker) override {
+    waits_[std::size_t(worker)] = true;
+    // Synchronous gradients are all computed at the end: with one learning rate, and in the order of the workers.
+    if (synchronous_ && std::count(waits_.begin(), waits_.end(), true) < s_.active()) return;
+    for (int m = 0; m < s_.workers(); m++)
+      if (waits_[std::size_t(m)]) push(m);
+    waits_.assign(waits_.size(), false);
+    answer();
   }
-  m.lease = again_.empty() ? next_lease_++ : again_.front();
-  if (!again_.empty()) again_.pop_front();
-  begin_step(worker, at);
-}
+  void visited(int) override { answer(); }  // a grace time is over
 
-void Simulation::begin_step(int worker, double at) {
-  Machine& m = machines_[std::size_t(worker)];
-  m.buffers.copy_from(buffers_);
-  const VirtualCluster& c = options_.cluster;
-  const auto slow = c.slower.find(worker);
-  const double took = c.compute * (slow == c.slower.end() ? 1 : slow->second) *
-                      gamma_draw(c.shape, Philox(options_.seed, Stream::step_time, std::uint32_t(worker), m.steps++));
-  events_.push({at + took + method_->way_there(), worker, false});
-}
-
-SimulatorReport Simulation::run(Method& method) {
-  method_ = &method;
-  const std::string name = run_of(describe());
-  MetricsFile metrics(options_.metrics, false, name);
-  metrics.write(
-      {{"event", std::string("start")},
-       {"run", name},
-       {"strategy", options_.strategy},
-       {"parameters", flat_.parameters()},
-       {"epochs", std::int64_t(options_.epochs)},
-       {"batches_per_epoch", per_epoch_},
-       {"ranks", std::int64_t(workers())},
-       {"learning_rate", given_.learning_rate},
-       {"seed", std::int64_t(options_.seed)},
-       {"pictures_of_workers", data_.train.parts(workers()).pictures}});  // [] where all draw from all pictures
-  for (int m = 0, begun = method.begin(); m < workers() && !begun; m++) start(m, 0);
-  while (!events_.empty() && !report_.diverged && !report_.reached) {
-    const Event e = events_.top();
-    events_.pop();
-    now_ = e.at;
-    if (e.visit)
-      method.visited(e.worker);
-    else
-      method.arrived(e.worker);
-    applied_ += std::exchange(computed_, 0);  // only now: gradients computed together have one learning rate
-    const bool epoch_ends = ended_epochs() > reported_epochs(), evaluates = evaluation_is_due();
-    if (epoch_ends || evaluates) show();
-    const Evaluations v = evaluates ? evaluate_now(metrics) : Evaluations{};
-    if (epoch_ends) end_epoch(metrics, v);
+ private:
+  void answer() {
+    for (auto answers = service_.answers(s_.now()); !answers.empty(); answers = service_.answers(s_.now()))
+      for (const auto& a : answers) {
+        s_.start(a.worker, s_.now() + (ring_ ? s_.all_reduce() : s_.one_way()));
+        if (!s_.is_active(a.worker)) service_.lost(a.worker);  // then no worker waits for it
+      }
+    if (service_.due() == looks_at_) return;
+    looks_at_ = service_.due();
+    if (std::isfinite(looks_at_)) s_.visit(0, looks_at_);
   }
-  end(metrics);
-  return std::move(report_);
-}
+  void push(int m) {
+    if (service_.drops(m)) {  // this gradient is not used, so it is not computed
+      s_.again(m);
+      service_.push(m, ++exchanges_[std::size_t(m)], s_.computed(), 1, sent_[std::size_t(m)]);
+      return;
+    }
+    const bool finite = s_.gradient(m, sent_[std::size_t(m)]);
+    if (synchronous_) add_scaled(s_.computed(), s_.computed(), s_.weight(m) - 1);
+    if (finite && !synchronous_) s_.look(service_.shard(), m);
+    service_.push(m, ++exchanges_[std::size_t(m)], of_means_ ? s_.computed().clone() : s_.computed(), finite,
+                  sent_[std::size_t(m)]);
+  }
 
-double Simulation::lasts(double latencies, double vectors) const {
-  const VirtualCluster& c = options_.cluster;
-  const double bytes = vectors * double(flat_.values.bytes()) * (workers() - 1) / workers();
-  return workers() == 1 ? 0 : latencies * c.latency + (c.bandwidth > 0 ? bytes / c.bandwidth : 0);
-}
+  Simulation& s_;
+  bool synchronous_, of_means_, ring_;
+  double looks_at_ = 0;  // the ShardService::due() for which a visit is queued
+  std::shared_ptr<const Rule> rule_;
+  ShardService service_;
+  std::vector<ExchangeId> exchanges_;  // the last of each worker
+  std::vector<Tensor> sent_;           // the weights sent to each worker
+  std::vector<std::uint8_t> waits_;
+};
 
-Simulation::Evaluations Simulation::evaluate_now(MetricsFile& metrics) {
-  evaluated_ = evaluation_moments();
-  Evaluations v;
-  if (data_.validation) v.validation = evaluate(model_, *data_.validation);
-  if (data_.test) v.test = evaluate(model_, *data_.test);
-  if (!v.validation && !v.test) return v;
-  report_.reached = (v.test ? v.test : v.validation)->accuracy >= options_.until;
-  const double epoch = double(applied_) / double(per_epoch_);
-  report_.evaluations.push_back({.epoch = epoch, .seconds = now_});
-  MetricFields fields{{"event", std::string("evaluation")}, {"epoch", epoch}, {"seconds", now_}};
-  const auto add = [&](const std::optional<Evaluation>& e, const char* name, std::optional<double>& accuracy) {
-    if (e) fields.push_back({name, *(accuracy = e->accuracy)});
+// ---- workers that make their own steps ------------------------------------------------------------------------------
+// What workers send and how they use its sum is that of a RoundMethod (rounds.h). Running statistics are averaged step
+// by step, as under the other methods.
+class OwnSteps : public Method {
+ protected:
+  explicit OwnSteps(Simulation& s) : s_(s), workers_(std::size_t(s.workers())), sum_(s.flat().values.clone()) {
+    for (Worker& w : workers_) {
+      w.x = sum_.clone();
+      w.velocity = Tensor::zeros(sum_.backend(), sum_.shape());
+    }
+  }
+  struct Worker {
+    Tensor x, velocity;
+    Tensor sent = {};  // x as it was sent for the sum in flight, if it travels while the worker goes on
+    std::shared_ptr<RoundMethod> method = nullptr;
+    std::int64_t made = 0;
+    bool waits = false;
   };
-  add(v.validation, "validation_accuracy", report_.evaluations.back().validation_accuracy);
-  add(v.test, "test_accuracy", report_.evaluations.back().test_accuracy);
-  report_.class_accuracy = (v.test ? v.test : v.validation)->class_accuracy;
-  fields.push_back({"class_accuracy", report_.class_accuracy});
-  // Only if no epoch ends now: the line of an epoch has them
-  if (ended_epochs() == reported_epochs()) metrics.write(fields);
-  return v;
+  // A step of SGD with momentum.
+  void step(Worker& w) {
+    const auto worker = int(&w - workers_.data());
+    if (!s_.gradient(worker, w.x, [&](Tensor& g) { w.method->before_update(w.x, g); })) return;
+    rule_->push({.w = w.x.write<float>(),
+                 .g = s_.computed().data<float>(),
+                 .velocity = w.velocity.write<float>(),
+                 .blocks = blocks_.data()},
+                w.x.numel(), Hyper{.learning_rate = s_.rate(), .momentum = s_.momentum()});
+    w.method->after_update(w.x, s_.rate());
+  }
+  Exchanged exchanged(Worker& w) const {
+    return {.range = {0, sum_.numel()},
+            .x = w.x,
+            .sent = w.sent.defined() ? w.sent : w.x,
+            .sum = sum_,
+            .ranks = s_.workers()};
+  }
+
+  Simulation& s_;
+  std::vector<Worker> workers_;
+  Tensor sum_;
+
+ private:
+  const std::unique_ptr<Rule> rule_ = make_rule("asgd-m");
+  const std::vector<RuleBlock> blocks_ = rule_blocks(s_.flat());
+};
+
+// Each worker has weights and a velocity, makes H SGD steps, and then exchanges the result. Under easgd no worker
+// waits: when a worker arrives, it and the centre are pulled to each other, with α = 0.9/K (Zhang, Choromanska and
+// LeCun 2015, the asynchronous form).
+class Local : public OwnSteps {
+ public:
+  using Kind = RoundSteps::Kind;
+  Local(Simulation& s, const RoundSteps& how) : OwnSteps(s), how_(how), method_(round_method(how)) {
+    method_->allocate(s.flat());
+    method_->start(sum_);
+    for (Worker& w : workers_) {
+      w.method = method_;
+      if (how_.kind == Kind::cocod) w.sent = sum_.clone();
+    }
+  }
+
+  void arrived(int worker) override {
+    Worker& w = workers_[std::size_t(worker)];
+    step(w);
+    const std::int64_t until = how_.kind == Kind::post_local && !s_.past_first_decay() ? 1 : how_.every.steps;
+    if (++w.made < until) {
+      s_.start(worker, s_.now());
+      if (!s_.is_active(worker)) average_when_all_wait();
+      return;
+    }
+    w.made = 0;
+    if (how_.kind == Kind::elastic) return s_.visit(worker, s_.now() + s_.one_way());
+    w.waits = true;
+    average_when_all_wait();
+  }
+
+  void visited(int worker) override {
+    Exchanged e = exchanged(workers_[std::size_t(worker)]);
+    method_->send(e);
+    method_->merge(e);
+    s_.start(worker, s_.now() + s_.one_way());
+  }
+
+  const Tensor& weights() override {
+    if (method_->centre() != nullptr) return *method_->centre();
+    add_up(&Worker::x);
+    join_mean(sum_, sum_, sum_, s_.workers());
+    return sum_;
+  }
+
+ private:
+  void add_up(Tensor Worker::*what) {
+    sum_.fill(0);
+    for (int m = 0; m < s_.workers(); m++) add_scaled(sum_, workers_[std::size_t(m)].*what, s_.weight(m));
+  }
+  void average_when_all_wait() {
+    if (how_.kind == Kind::elastic || s_.active() == 0) return;
+    if (std::ranges::count(workers_, true, &Worker::waits) < s_.active()) return;
+    const bool late = how_.kind == Kind::cocod;  // the sum of the last exchange, plus each worker's change since
+    const double at = late ? std::max(s_.now(), sum_ready_) : s_.now() + s_.all_reduce();
+    sum_ready_ = at + s_.all_reduce();
+    add_up(late ? &Worker::sent : &Worker::x);
+    for (Worker& w : workers_) {
+      Exchanged e = exchanged(w);
+      if (late || &w == &workers_[0])
+        method_->merge(e);
+      else
+        w.x.copy_from(workers_[0].x);
+      if (late) w.sent.copy_from(w.x);
+    }
+    for (int m = 0; m < s_.workers(); m++)
+      if (std::exchange(workers_[std::size_t(m)].waits, false)) s_.start(m, at);
+  }
+
+  const RoundSteps how_;
+  const std::shared_ptr<RoundMethod> method_;  // one for all workers: its vectors are the same on all
+  double sum_ready_ = 0;
+};
+
+// ---- rounds over own epochs -----------------------------------------------------------------------------------------
+// federated.h: the workers that take part in a round begin it together, and the next one begins when all have ended it.
+class OwnEpochs : public OwnSteps {
+ public:
+  OwnEpochs(Simulation& s, const Federated& how) : OwnSteps(s), epochs_(how.epochs), theta_(sum_.clone()) {
+    for (int m = 0; m < s.workers(); m++) {
+      RoundMethod& method = *(workers_[std::size_t(m)].method = federated_method(how));
+      method.join(s.part(m), sgd_);
+      method.allocate(s.flat());
+      method.equal(theta_);
+    }
+  }
+  const Tensor& weights() override { return theta_; }
+  bool begin() override {
+    begin_round();
+    return true;
+  }
+
+  void arrived(int worker) override {
+    step(workers_[std::size_t(worker)]);
+    s_.counts_as(0);
+    if (s_.part(worker)->more()) return s_.begin_step(worker, s_.now());
+    if (--under_way_ > 0) return;
+    merge();
+    s_.counts_as(epochs_);
+    if (!s_.over()) begin_round();
+  }
+
+ private:
+  void begin_round() {
+    for (int m = 0; m < s_.workers(); m++) {
+      Worker& w = workers_[std::size_t(m)];
+      s_.part(m)->start(begun_, 0);
+      w.method->begin_epoch(begun_, {});
+      w.velocity.fill(0);
+      if (!s_.part(m)->more()) continue;
+      under_way_++;
+      s_.begin_step(m, begun_ > 0 ? s_.now() + s_.all_reduce() : 0);
+    }
+    begun_ += epochs_;
+  }
+
+  void merge() {
+    for (bool again = true; again;) {
+      sum_.fill(0);
+      for (Worker& w : workers_) {
+        again = w.method->end({}).again;
+        Exchanged e{.x = w.x, .sum = theta_};  // as a place for what this worker sends
+        w.method->send(e);
+        add_into(sum_, theta_);
+      }
+      for (Worker& w : workers_) {
+        Exchanged e = exchanged(w);
+        w.method->merge(e);
+      }
+    }
+    theta_.copy_from(workers_[0].x);
+    for (Worker& w : workers_) w.method->equal(theta_);
+  }
+
+  const std::int64_t epochs_;
+  Tensor theta_;
+  SGD sgd_{{.momentum = s_.momentum()}};  // only describes the steps
+  int under_way_ = 0;                     // workers that have not ended the round
+  std::int64_t begun_ = 0;                // epochs
+};
+
+// The number of vectors as long as the weights that a strategy keeps for each worker. Throws UsageError for an unknown
+// strategy.
+int vectors_of_a_worker(const SimulatorOptions& options) {
+  const std::string& text = options.strategy;
+  const auto rounds = text.find('+') == text.npos ? RoundSteps::parse(text) : std::nullopt;
+  const auto federated = Federated::parse(text);
+  if (options.rule && (rounds || federated)) refuse(text, " has no server that a rule could work for");
+  if (rounds) {
+    if (rounds->every.alpha > 0 || rounds->stream > 1)
+      refuse(text,
+             ": the simulator's workers make a fixed number of steps between exchanges of the whole vector: "
+             "give H alone");
+    return rounds->kind == Local::Kind::cocod ? 3 : 2;
+  }
+  if (federated)
+    return 3 + 3 * (federated->kind == Federated::Kind::scaffold) + 2 * (federated->server != Federated::Server::none);
+  if (text != "all-reduce" && !Asynchrony::is_one(text))
+    refuse("the simulator has no strategy '", text,
+           "': choose all-reduce, local-sgd:STEPS, post-local-sgd:STEPS, cocod-sgd:STEPS, easgd:STEPS, ",
+           "outer:H=STEPS, fedavg, fedprox, scaffold or fednova with epochs=EPOCHS, ", listed(Asynchrony::names()));
+  const auto how = Asynchrony::parse(text == "all-reduce" ? "bsp" : text);
+  how.check_workers(text, options.cluster.workers);
+  const auto keeps = rule_of(options, how.rule)->keeps();
+  // Always the weights sent to the worker. With bsp and a quorum also its gradient, until enough have arrived.
+  return 1 + how.of_means() + keeps.square_avg + keeps.own;
 }
 
-void Simulation::end_epoch(MetricsFile& metrics, const Evaluations& v) {
-  EpochReport e{.epoch = int(ended_epochs()),
-                .first = int(reported_epochs()) + 1,
-                .train_loss = loss_sum_ / seen_,
-                .learning_rate = rate(),
-                .train_accuracy = correct_.item() / seen_,
-                .images_per_second = seen_ / std::max(1e-12, now_ - epoch_began_),
-                .seconds = now_ - epoch_began_};
-  if (v.validation) {
-    e.validation_loss = v.validation->loss;
-    e.validation_accuracy = v.validation->accuracy;
-  }
-  if (v.test) {
-    e.test_loss = v.test->loss;
-    e.test_accuracy = v.test->accuracy;
-  }
-  e.class_accuracy = report_.class_accuracy;
-  metrics.write(fields_of(e));
-  if (options_.progress) std::fprintf(stderr, "%s\n", line_of(e, options_.epochs).c_str());
-  report_.epochs.push_back(e);
-  loss_sum_ = seen_ = 0;
-  correct_.fill(0);
-  epoch_began_ = now_;
+std::unique_ptr<Method> make_method(Simulation& s, const std::string& text) {
+  if (text == "all-reduce") return std::make_unique<ByServers>(s, Asynchrony::parse("bsp"), true);
+  if (const auto how = RoundSteps::parse(text)) return std::make_unique<Local>(s, *how);
+  if (const auto how = Federated::parse(text)) return std::make_unique<OwnEpochs>(s, *how);
+  return std::make_unique<ByServers>(s, Asynchrony::parse(text), false);
 }
 
-void Simulation::end(MetricsFile& metrics) {
-  report_.seconds = now_;
-  report_.delays = method_->delays();
-  if (const ShardCounts* c = method_->counts()) {
-    report_.dropped = std::accumulate(c->dropped.begin(), c->dropped.end(), std::int64_t{0});
-    report_.participation = c->participation();
-  }
-  if (looks_) {
-    report_.gap /= double(looks_);
-    report_.correction /= double(looks_);
-  }
-  show();
-  MetricFields end{{"event", std::string("end")},
-                   {"steps", applied_},
-                   {"seconds", now_},
-                   {"stopped", std::int64_t(report_.diverged)},
-                   {"reason", std::string(report_.diverged  ? "diverged"
-                                          : report_.reached ? "target reached"
-                                                            : "finished")},
-                   {"refused", report_.refused},
-                   {"dropped", report_.dropped},
-                   {"gap", report_.gap},
-                   {"correction", report_.correction}};
-  if (const ShardCounts* c = method_->counts())
-    for (const auto& [name, value] : measures_of_delays(*c)) end.push_back({name, value});
-  if (!report_.epochs.empty() && report_.epochs.back().test_accuracy)
-    end.push_back({"test_accuracy", *report_.epochs.back().test_accuracy});
-  metrics.write(end);
-}
-
-// The settings whose hash names the run in the metrics.
-Settings Simulation::describe() const {
-  const auto text = [](auto... values) { return (... + (" " + digits(double(values), 17))).substr(1); };
-  const auto& [workers, compute, shape, slower, latency, bandwidth] = options_.cluster;
-  Settings run = options_.settings;
-  run.push_back({"strategy", options_.strategy});
-  if (options_.rule) run.push_back({"rule", options_.rule->name()});
-  run.push_back({"cluster", text(workers, compute, shape, latency, bandwidth)});
-  for (const auto& [worker, factor] : slower) run.push_back({"slow worker", text(worker, factor)});
-  run.push_back({"epochs", text(options_.epochs)});
-  run.push_back({"seed", std::to_string(options_.seed)});
-  run.push_back({"evaluations", text(options_.evaluate_every, options_.until)});
-  run.push_back({"rates", text(given_.learning_rate, given_.momentum, given_.weight_decay)});
-  return run;
-}
+}  // namespace
 
 void check_simulation(const SimulatorOptions& options) {
   const VirtualCluster& c = options.cluster;

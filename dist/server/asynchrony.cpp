@@ -14,15 +14,7 @@
 
 namespace tandem {
 
-static const std::pair<const char*, Asynchrony::Kind> kinds[] = {{"bsp", Asynchrony::Kind::bsp},
-                                                                 {"ssp", Asynchrony::Kind::ssp},
-                                                                 {"asp", Asynchrony::Kind::asp},
-                                                                 {"quorum", Asynchrony::Kind::quorum},
-                                                                 {"ringmaster", Asynchrony::Kind::ringmaster},
-                                                                 {"fedbuff", Asynchrony::Kind::fedbuff},
-                                                                 {"rennala", Asynchrony::Kind::rennala}};
-
-static std::string name_of_kind(const std::pair<const char*, Asynchrony::Kind>& kind) { return kind.first; }
+static constexpr const char* kinds[] = {"bsp", "ssp", "asp", "quorum", "ringmaster", "fedbuff", "rennala"};
 
 // The options of each kind. The first one is required.
 static std::vector<SpecField> fields_of(Asynchrony& a) {
@@ -41,11 +33,11 @@ Asynchrony Asynchrony::parse(const std::string& text) {
   Asynchrony a;
   const std::size_t plus = text.find('+');
   const std::string first = text.substr(0, plus), kind = spec_name(text);
-  const auto known = std::ranges::find(kinds, kind, name_of_kind);
+  const auto known = std::ranges::find(kinds, kind);
   if (known == std::end(kinds)) {
     a.rule = text;
   } else {
-    a.kind = known->second;
+    a.kind = Kind(known - kinds);
     read_spec(first, fields_of(a));
     if (first == kind && !fields_of(a).empty())
       refuse(text, ": write ", kind, ":", fields_of(a)[0].key, "=NUMBER, ", fields_of(a)[0].expects);
@@ -66,14 +58,14 @@ bool Asynchrony::is_one(const std::string& text) { return std::ranges::count(nam
 
 std::vector<std::string> Asynchrony::names() {
   std::vector<std::string> all = rule_names();
-  for (const auto& kind : kinds) all.push_back(kind.first);
+  all.insert(all.end(), std::begin(kinds), std::end(kinds));
   return all;
 }
 
 std::string Asynchrony::options(const std::string& name) {
-  const auto known = std::ranges::find(kinds, name, name_of_kind);
+  const auto known = std::ranges::find(kinds, name);
   if (known == std::end(kinds)) return rule_options(name);
-  Asynchrony a{.kind = known->second};
+  Asynchrony a{.kind = Kind(known - kinds)};
   std::vector<SpecField> fields = fields_of(a);
   if (!fields.empty()) fields[0].value.clear();  // required
   return described(fields);
@@ -84,15 +76,13 @@ void Asynchrony::check_workers(const std::string& name, int workers) const {
 }
 
 std::string Asynchrony::text() const {
-  const std::string name = std::ranges::find(kinds, kind, &std::pair<const char*, Kind>::second)->first;
-  switch (kind) {
-    case Kind::asp: return rule;
-    case Kind::bsp: return name + "+" + rule;
-    case Kind::ssp: return name + ":" + std::to_string(staleness) + "+" + rule;
-    case Kind::quorum: return name + ":" + std::to_string(quorum) + ",grace=" + digits(grace, 6) + "+" + rule;
-    case Kind::ringmaster: return name + ":R=" + std::to_string(bound) + "+" + rule;
-    default: return name + ":B=" + std::to_string(batch) + "+" + rule;
-  }
+  if (kind == Kind::asp) return rule;
+  std::string text = kinds[int(kind)];
+  Asynchrony printed = *this;
+  std::string between = ":";
+  for (const SpecField& f : fields_of(printed))
+    text += std::exchange(between, ",") + (f.bare ? "" : f.key + "=") + f.value;
+  return text + "+" + rule;
 }
 
 // ---- checks ---------------------------------------------------------------------------------------------------------

@@ -20,27 +20,26 @@ class ChannelOfOne : public Channel {
   void on_message(Receiver receiver) override { receiver_ = std::move(receiver); }
   bool reaches(int) override { return true; }
 
-  void send(int, const MessageHeader& header, std::span<const std::byte> bytes,
+  void send(int, const MessageHeader& header, std::span<const std::byte> sent,
             std::shared_ptr<const void> keep) override {
-    const auto place = place_of(bytes.data());
-    sent_.push_back({header, bytes, place ? place->memory : std::move(keep), place.has_value()});
+    const std::span<std::byte> bytes(const_cast<std::byte*>(sent.data()), sent.size());
+    if (const auto place = place_of(sent.data()))
+      return deliveries_.push_back(
+          [this, header, bytes, memory = place->memory] { receiver_.shared(0, header, bytes); });
+    deliveries_.push_back([this, header, bytes, keep = std::move(keep)] {
+      const auto place = receiver_.place(0, header, bytes.size());
+      require(!place || place->size() == bytes.size(), bytes.size(), " bytes arrive where there is room for ",
+              place ? place->size() : 0);
+      if (place) std::ranges::copy(bytes, place->begin());
+      receiver_.arrived(0, header, place.value_or(bytes));
+    });
   }
-  bool sent() const override { return sent_.empty(); }
+  bool sent() const override { return deliveries_.empty(); }
   bool progress() override {
-    if (sent_.empty()) return false;
-    const Message m = std::move(sent_.front());
-    sent_.pop_front();
-    std::span<std::byte> bytes(const_cast<std::byte*>(m.bytes.data()), m.bytes.size());
-    if (m.in_place) {
-      receiver_.shared(0, m.header, bytes);
-      return true;
-    }
-    if (const auto place = receiver_.place(0, m.header, bytes.size())) {
-      require(place->size() == bytes.size(), bytes.size(), " bytes arrive where there is room for ", place->size());
-      std::copy(bytes.begin(), bytes.end(), place->begin());
-      bytes = *place;
-    }
-    receiver_.arrived(0, m.header, bytes);
+    if (deliveries_.empty()) return false;
+    const auto deliver = std::move(deliveries_.front());
+    deliveries_.pop_front();
+    deliver();
     return true;
   }
   void rest() override { (void)woken_.try_acquire_for(std::chrono::milliseconds(5)); }
@@ -48,17 +47,11 @@ class ChannelOfOne : public Channel {
   void fail(int culprit, const std::string& text) override { throw CommunicationError(culprit, text); }
 
  private:
-  struct Message {
-    MessageHeader header;
-    std::span<const std::byte> bytes;
-    std::shared_ptr<const void> keep;
-    bool in_place;
-  };
   std::shared_ptr<void> new_block(std::size_t bytes) override {
     return {std::calloc(std::max<std::size_t>(bytes, 1), 1), std::free};
   }
   Receiver receiver_;
-  std::deque<Message> sent_;
+  std::deque<std::function<void()>> deliveries_;
   std::counting_semaphore<> woken_{0};
 };
 

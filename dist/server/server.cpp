@@ -8,23 +8,11 @@
 #include "core/text.h"
 #include "dist/job/frames.h"
 #include "dist/job/membership.h"
+#include "dist/server/coordinator.h"
+#include "dist/server/shard_server.h"
+#include "dist/server/worker.h"
 
 namespace tandem {
-namespace {
-
-template <class... F>
-struct Overloaded : F... {
-  using F::operator()...;
-};
-template <class... F>
-Overloaded(F...) -> Overloaded<F...>;
-
-std::string text_of(std::span<const std::byte> message) {
-  return {reinterpret_cast<const char*>(message.data()), message.size()};
-}
-
-}  // namespace
-
 ServerNode::ServerNode(std::unique_ptr<Channel> channel, double deadline, Notify user, double patience)
     : deadline_(deadline), patience_(patience), notify_(std::move(user)), channel_(std::move(channel)) {
   if (rank() == 0) coordinator_ = std::make_unique<Coordinator>(*channel_);
@@ -350,7 +338,8 @@ void ServerNode::handle_deferred() {
   for (auto& [from, f] : std::exchange(deferred_, {})) f();
 }
 
-void ServerNode::answered() {
+void ServerNode::answered(const message::Answer& answer, std::span<std::byte> bytes) {
+  if (!worker_->answered(answer, bytes)) return;
   const Worker::Exchange& x = worker_->exchange();
   const bool taken = x.verdict == Verdict::taken;
   if (x.gradient) {
@@ -372,8 +361,8 @@ void ServerNode::answered() {
   counts_.dropped += x.verdict == Verdict::dropped;
 }
 void ServerNode::done(int worker, const message::Done& d) {
-  if (d.verdict == Verdict::dropped) return coordinator_->again(d.lease, now());
-  if (!coordinator_->done(d.lease, now(), d.waited)) return;
+  if (d.verdict == Verdict::dropped) return coordinator(worker).again(d.lease, now());
+  if (!coordinator(worker).done(d.lease, now(), d.waited)) return;
   if (const double away = coordinator_->back_after(worker, now()); away > 0)
     notify(channel_->where(worker) + " works again, " + digits(away, 3) + " s after it was lost");
   if (d.verdict == Verdict::refused && refused_[worker]++ == 0)
@@ -492,9 +481,7 @@ void ServerNode::handle(int from, const Message& message, std::span<std::byte> b
                    handle_deferred();  // of this shard
                  },
 
-                 [&](const Answer& m) {
-                   if (worker_->answered(m, bytes)) answered();
-                 },
+                 [&](const Answer& m) { answered(m, bytes); },
                  [&](const Velocity& m) {
                    if (worker_->velocity_arrived(m)) change([&] { velocity_here_ = true; });
                  },
@@ -502,10 +489,7 @@ void ServerNode::handle(int from, const Message& message, std::span<std::byte> b
 
                  [&](const Say& m) { coordinator(from).says(from, m.gathering, text_of(bytes)); },
                  [&](const Want& m) { coordinator(from).wants(from, m.request); },
-                 [&](const Done& m) {
-                   coordinator(from);
-                   done(from, m);
-                 },
+                 [&](const Done& m) { done(from, m); },
                  [&](const StopAll&) { coordinator(from).stop(); },
                  [&](const Leaves&) { coordinator(from).leaves(from); },
                  [&](const Bye&) { coordinator(from).says_bye(from); },
@@ -524,11 +508,10 @@ void ServerNode::handle(int from, const Message& message, std::span<std::byte> b
                  [&](const LeaseIs& m) {
                    if (!worker_->awaits(m)) return;
                    change([&] {
-                     leases_done_ = std::max(leases_done_, m.leases_done);
-                     if (m.count > 0) {
-                       next_lease_ = m.lease;
-                       next_count_ = m.count;
-                     }
+                     leases_done_ = std::max(leases_done_.load(), m.leases_done);
+                     if (m.count == 0) return;
+                     next_lease_ = m.lease;
+                     next_count_ = m.count;
                    });
                  },
                  [&](const Over& m) {
@@ -537,7 +520,7 @@ void ServerNode::handle(int from, const Message& message, std::span<std::byte> b
                    change([&] {
                      over_ = true;
                      stopped_ = m.stopped;
-                     leases_done_ = std::max(leases_done_, m.leases_done);
+                     leases_done_ = std::max(leases_done_.load(), m.leases_done);
                    });
                  },
                  [&](const End&) { change([&] { ended_ = true; }); }},
@@ -554,29 +537,6 @@ Measures ServerNode::Counts::measures() const {
                {"shard_version", double(shard.version)}};
   if (taken_over) all.push_back({"adopted_shards", double(taken_over)});
   for (auto& m : measures_of_delays(shard)) all.push_back(std::move(m));
-  return all;
-}
-
-Measures measures_of_delays(const ShardCounts& shard) {
-  Measures all;
-  const auto& delays = shard.delays;
-  double pushes = 0, sum = 0;
-  for (std::size_t d = 0; d < delays.size(); d++) {
-    pushes += double(delays[d]);
-    sum += double(d) * double(delays[d]);
-  }
-  if (pushes > 0) {
-    all.push_back({"mean_delay", sum / pushes});
-    all.push_back({"participation", shard.participation()});
-  }
-  for (std::size_t d = 0; d < delays.size();) {  // by one up to 15, then by powers of two
-    const std::size_t end = d < 16 ? d + 1 : 2 * d;
-    double count = 0;
-    for (std::size_t k = d; k < std::min(end, delays.size()); k++) count += double(delays[k]);
-    if (count > 0)
-      all.push_back({"delay_" + std::to_string(d) + (end > d + 1 ? "_to_" + std::to_string(end - 1) : ""), count});
-    d = end;
-  }
   return all;
 }
 

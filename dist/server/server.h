@@ -28,6 +28,7 @@
 // exactly once. The rule's vectors (velocities) come from a snapshot that owners send to their successors every few
 // seconds, in at most a tenth of the time. Later changes of them are lost.
 #pragma once
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <exception>
@@ -42,13 +43,17 @@
 #include <utility>
 #include <vector>
 
-#include "dist/server/coordinator.h"
+#include "dist/server/channel.h"
 #include "dist/server/server_layout.h"
 #include "dist/server/server_messages.h"
-#include "dist/server/shard_server.h"
-#include "dist/server/worker.h"
+#include "dist/server/work_leases.h"
+#include "layers/train/strategy.h"
 
 namespace tandem {
+
+class Coordinator;
+class ShardServer;
+class Worker;
 
 class ServerNode {
  public:
@@ -97,9 +102,7 @@ class ServerNode {
   // If the gradient is not pushed, the next call of ask(), push() or finish() discards the range.
   void push_part(Buffer gradient, Range part);
   // push_part() is useful: an owner does not reach this rank's memory
-  bool pushes_parts() const {
-    return locked([&] { return pushes_parts_; });
-  }
+  bool pushes_parts() const { return pushes_parts_; }
   // Pushes for the lease that was drawn last. buffers: the running statistics after its batches.
   void push(Buffer gradient, Buffer buffers, std::int64_t samples, const MetricSums& sums);
   void ask();  // requests the weights without a push
@@ -113,18 +116,14 @@ class ServerNode {
   // After a call threw because rank 0 is lost: true if this is the lowest live worker, as far as this rank knows.
   bool is_first_survivor() const;
   void stop() { post_message(message::StopAll{}); }  // no worker draws more leases; any rank may call it
-  bool stopped() const {
-    return locked([&] { return stopped_; });
-  }
+  bool stopped() const { return stopped_; }
 
   // The metric sums of all workers' training since the last call; only rank 0 has them.
   MetricSums trained() {
     return locked([&] { return std::exchange(sums_, {}); });
   }
   // The leases that all workers have done. Rank 0 knows the exact number, other ranks that of their last lease.
-  std::int64_t leases_done() const {
-    return locked([&] { return leases_done_; });
-  }
+  std::int64_t leases_done() const { return leases_done_; }
   // Writes the velocity of all shards at rank 0, for checkpoints (rank 0's, if each worker has its own). False if the
   // rule keeps none.
   bool velocity(Buffer into);
@@ -176,7 +175,8 @@ class ServerNode {
   void defer(int from, std::function<void()> f) { deferred_.push_back({from, std::move(f)}); }
   void handle_deferred();
 
-  void ready(), answered();
+  void ready();
+  void answered(const message::Answer& answer, std::span<std::byte> bytes);
   void done(int worker, const message::Done& d);
   void lost(int rank), returned(int rank), rejoin();
 
@@ -218,21 +218,18 @@ class ServerNode {
   std::map<std::uint64_t, std::vector<std::string>> gathered_;  // by gathering
   std::optional<std::int64_t> next_lease_;
   std::int64_t next_count_ = 1;
-  bool pushes_parts_ = false;         // Worker::sends_parts(), at the last answer
-  bool waiting_ = true;               // for an answer; begin() requests the first
-  Verdict verdict_ = Verdict::taken;  // of the last exchange that was answered
+  std::atomic<bool> pushes_parts_{false};  // Worker::sends_parts(), at the last answer
+  bool waiting_ = true;                    // for an answer; begin() requests the first
+  Verdict verdict_ = Verdict::taken;       // of the last exchange that was answered
   bool velocity_here_ = false;
-  bool over_ = false, stopped_ = false, ended_ = false;  // as reported by rank 0
-  bool end_ = false;                                     // this object is being destroyed
-  std::int64_t leases_done_ = 0;
+  bool over_ = false, ended_ = false;  // as reported by rank 0, and the next two
+  std::atomic<bool> stopped_{false};
+  std::atomic<std::int64_t> leases_done_{0};
+  bool end_ = false;  // this object is being destroyed
   MetricSums sums_;
   Waits waits_;
   std::exception_ptr failed_;
   std::thread thread_;  // the last member: the thread uses the others
 };
-
-// "mean_delay", "participation", and the number of pushes by delay: "delay_0" …, from 16 on by powers of two:
-// "delay_16_to_31" …
-Measures measures_of_delays(const ShardCounts& shard);
 
 }  // namespace tandem

@@ -99,6 +99,14 @@ using Message =
                  message::AskOwners, message::Want, message::Done, message::StopAll, message::Leaves, message::Bye,
                  message::WaitsFor, message::Heard, message::Owners, message::LeaseIs, message::Over, message::End>;
 
+// Handles a Message by one function for each kind.
+template <class... F>
+struct Overloaded : F... {
+  using F::operator()...;
+};
+template <class... F>
+Overloaded(F...) -> Overloaded<F...>;
+
 template <class M>
 concept AboutAShard = requires(const M& m) {
   m.shard;
@@ -135,7 +143,10 @@ void send(Channel& channel, int to, const M& m, Content content) {
   channel.send(to, packed(m), std::as_bytes(std::span(*keep)), keep);
 }
 
-// The content of a message of numbers.
+// The content of a message: a text, or numbers.
+inline std::string text_of(std::span<const std::byte> bytes) {
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
 template <class T>
 std::vector<T> numbers_in(std::span<const std::byte> bytes) {
   std::vector<T> all(bytes.size() / sizeof(T));

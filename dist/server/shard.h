@@ -34,7 +34,6 @@ class Shard {
   }
   const Tensor& sent(int worker) const { return workers_[std::size_t(worker)].sent; }  // by its last pull
   std::uint64_t version() const { return version_; }                                   // updates applied
-  double mean_delay() const { return mean_delay_; }             // τ̄ = 0.98·τ̄ + 0.02·τ, initially workers − 1
   double correction(int worker, const Tensor& gradient) const;  // ‖c‖/‖g‖ of the next push; f32
   double gap(int worker) const;                                 // ‖w − w_sent‖/√P
 
@@ -66,7 +65,7 @@ class Shard {
   std::vector<RuleBlock> blocks_;
   mutable std::vector<Worker> workers_;
   std::uint64_t version_ = 0;
-  double mean_delay_;
+  double mean_delay_;          // τ̄ = 0.98·τ̄ + 0.02·τ, initially workers − 1
   std::optional<Hyper> last_;  // of the last push
 };
 

@@ -16,20 +16,22 @@ using Kind = Asynchrony::Kind;
 namespace {
 
 // y = Σ weight_i · x_i, in the order of i.
-template <class T>
 void add_weighted(Tensor& y, const Tensor& x, double weight, bool first) {
-  T* out = y.write<T>();
-  const T *in = x.data<T>(), w = T(weight);
-  const std::int64_t n = y.numel();
+  dispatch_wide(y.dtype(), "server", [&]<class T> {
+    T* out = y.write<T>();
+    const T *in = x.data<T>(), w = T(weight);
+    const std::int64_t n = y.numel();
 #pragma omp simd
-  for (std::int64_t i = 0; i < n; i++) out[i] = first ? w * in[i] : fused(w, in[i], out[i]);
+    for (std::int64_t i = 0; i < n; i++) out[i] = first ? w * in[i] : fused(w, in[i], out[i]);
+  });
 }
-template <class T>
 void divide(Tensor& y, double by) {
-  T* out = y.write<T>();
-  const std::int64_t n = y.numel();
+  dispatch_wide(y.dtype(), "server", [&]<class T> {
+    T* out = y.write<T>();
+    const std::int64_t n = y.numel();
 #pragma omp simd
-  for (std::int64_t i = 0; i < n; i++) out[i] /= T(by);
+    for (std::int64_t i = 0; i < n; i++) out[i] /= T(by);
+  });
 }
 
 }  // namespace
@@ -40,6 +42,29 @@ double ShardCounts::participation() const {
   };
   const double used = sum(applied), all = used + sum(dropped) + sum(refused) + double(left_out);
   return all > 0 ? used / all : 1;
+}
+
+Measures measures_of_delays(const ShardCounts& shard) {
+  Measures all;
+  const auto& delays = shard.delays;
+  double pushes = 0, sum = 0;
+  for (std::size_t d = 0; d < delays.size(); d++) {
+    pushes += double(delays[d]);
+    sum += double(d) * double(delays[d]);
+  }
+  if (pushes > 0) {
+    all.push_back({"mean_delay", sum / pushes});
+    all.push_back({"participation", shard.participation()});
+  }
+  for (std::size_t d = 0; d < delays.size();) {  // by one up to 15, then by powers of two
+    const std::size_t end = d < 16 ? d + 1 : 2 * d;
+    double count = 0;
+    for (std::size_t k = d; k < std::min(end, delays.size()); k++) count += double(delays[k]);
+    if (count > 0)
+      all.push_back({"delay_" + std::to_string(d) + (end > d + 1 ? "_to_" + std::to_string(end - 1) : ""), count});
+    d = end;
+  }
+  return all;
 }
 
 ShardService::ShardService(const Rule& rule, const Tensor& first, std::vector<RuleBlock> blocks, int workers,
@@ -152,14 +177,13 @@ void ShardService::collect(int worker) {
   if (!finite(worker, gradient)) return void(applied_[std::size_t(worker)] = w.waits);
   const std::int64_t delay = shard_.delay(worker);
   const double weight = options_.how.kind == Kind::fedbuff ? 1 / std::sqrt(1 + double(delay)) : 1;
-  dispatch_wide(mean_.dtype(), "server",
-                [&]<class T> { add_weighted<T>(mean_, gradient, weight, collected_.empty()); });
+  add_weighted(mean_, gradient, weight, collected_.empty());
   record(true, worker);
   collected_.push_back({worker, w.waits, delay, w.samples});
   if (std::int64_t(collected_.size()) == options_.how.batch) apply_collected();
 }
 void ShardService::apply_collected() {
-  dispatch_wide(mean_.dtype(), "server", [&]<class T> { divide<T>(mean_, double(collected_.size())); });
+  divide(mean_, double(collected_.size()));
   shard_.push(collected_.back().worker, mean_, options_.learning_rate(counts_.pushes), options_.momentum);
   for (const Collected& c : std::exchange(collected_, {})) {
     applied_[std::size_t(c.worker)] = c.exchange;
@@ -210,10 +234,10 @@ void ShardService::apply_mean() {
       if (first || w.delay > workers_[std::size_t(latest)].delay) latest = m;
       const double weight = double(w.samples) / double(unit);
       sum += weight;
-      dispatch_wide(mean_.dtype(), "server", [&]<class T> { add_weighted<T>(mean_, w.gradient, weight, first); });
+      add_weighted(mean_, w.gradient, weight, first);
       record(true, m);
     });
-    dispatch_wide(mean_.dtype(), "server", [&]<class T> { divide<T>(mean_, sum); });
+    divide(mean_, sum);
     shard_.push(latest, mean_, options_.learning_rate(counts_.pushes), options_.momentum);
   }
   with_gradient([&](int m, Worker& w) {

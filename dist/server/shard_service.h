@@ -1,5 +1,5 @@
 // ShardService: a shard at its owner. It records each worker's pushes, applies each push once, and decides which
-// workers receive the weights. So it enforces how far workers may be apart. It has no network code: server.cpp sends
+// workers receive the weights. So it enforces how far workers may be apart. It has no network code: server.h sends
 // and receives.
 //
 // With a quorum each shard decides by itself whose pushes make a step, so the sets of workers may differ between
@@ -20,6 +20,7 @@
 
 #include "dist/server/asynchrony.h"
 #include "dist/server/shard.h"
+#include "layers/train/strategy.h"
 
 namespace tandem {
 
@@ -41,6 +42,10 @@ struct ShardCounts {
   std::int64_t left_out = 0;
   double participation() const;  // the fraction of pushes that were applied; 1 if there were none
 };
+
+// "mean_delay", "participation", and the number of pushes by delay: "delay_0" …, from 16 on by powers of two:
+// "delay_16_to_31" …
+Measures measures_of_delays(const ShardCounts& shard);
 
 // The events of a shard, in order. To reproduce a shard, apply the same pushes and pulls to another one.
 struct ShardEvent {

@@ -7,19 +7,15 @@
 #include <thread>
 
 #include "core/error.h"
-#include "core/text.h"
+#include "dist/job/environment.h"
 
 namespace tandem {
 
-namespace {
-
-double number(const std::string& option, const std::string& all, const std::string& text, double low) {
-  const auto v = parsed<double>(text);
-  if (!v || !(*v >= low && *v <= 1e9)) refuse(option, " ", all, ": '", text, "' is no number from ", low, " to 1e9");
-  return *v;
+static double number(const std::string& option, const std::string& text, double low) {
+  double v = 0;
+  read_value(option + ": ", text, number_field(option, v, low, 1e9));
+  return v;
 }
-
-}  // namespace
 
 void check_shape(double shape) {
   if (shape != 0 && !(shape >= 0.01 && shape <= 1e9))
@@ -43,8 +39,8 @@ std::map<int, double> parse_slower(const std::string& slow, int ranks, const Par
     const std::size_t colon = item.find(':');
     if (colon == std::string::npos) refuse("--slow ", slow, ": expected RANK:FACTOR, as in --slow 3:4, or half:FACTOR");
     const std::string who = item.substr(0, colon);
-    const double factor = number("--slow", slow, item.substr(colon + 1), 0.001);
-    const double first = who == "half" ? ranks - ranks / 2 : number("--slow", slow, who, 0);
+    const double factor = number("--slow " + slow, item.substr(colon + 1), 0.001);
+    const double first = who == "half" ? ranks - ranks / 2 : number("--slow " + slow, who, 0);
     const int end = who == "half" ? ranks : int(first) + 1;
     if (end > ranks || first != std::floor(first))
       refuse("--slow ", slow, ": there is no ", who, " among 0 to ", ranks - 1);
@@ -57,8 +53,8 @@ StragglerEmulation StragglerEmulation::parse(const std::string& pace, const std:
   StragglerEmulation p;
   if (!pace.empty()) {
     const std::size_t colon = pace.find(':');
-    p.mean = number("--pace", pace, pace.substr(0, colon), 0) / 1e3;
-    if (colon != std::string::npos) p.shape = number("--pace", pace, pace.substr(colon + 1), 0);
+    p.mean = number("--pace " + pace, pace.substr(0, colon), 0) / 1e3;
+    if (colon != std::string::npos) p.shape = number("--pace " + pace, pace.substr(colon + 1), 0);
     check_shape(p.shape);
   }
   p.slower = parse_slower(slow, ranks);
@@ -66,12 +62,15 @@ StragglerEmulation StragglerEmulation::parse(const std::string& pace, const std:
   return p;
 }
 
+double StragglerEmulation::step_time(int rank, std::uint32_t step, std::uint64_t seed) const {
+  const auto slow = slower.find(rank);
+  return mean * (slow == slower.end() ? 1 : slow->second) *
+         gamma_draw(shape, Philox(seed, Stream::step_time, std::uint32_t(rank), step));
+}
+
 void StragglerEmulation::keep(int rank, std::uint32_t step, Clock::time_point began) const {
   if (mean <= 0) return;
-  const auto slow = slower.find(rank);
-  const double takes = mean * (slow == slower.end() ? 1 : slow->second) *
-                       gamma_draw(shape, Philox(1, Stream::step_time, std::uint32_t(rank), step));
-  std::this_thread::sleep_for(std::chrono::duration<double>(takes - seconds_since(began)));
+  std::this_thread::sleep_for(std::chrono::duration<double>(step_time(rank, step) - seconds_since(began)));
 }
 
 }  // namespace tandem

@@ -24,6 +24,8 @@ struct StragglerEmulation {
   std::map<int, double> slower = {};  // rank → factor of its step times
   // "60" or "60:100" (milliseconds, shape) and "3:4,5:2" (rank:factor). Throws UsageError.
   static StragglerEmulation parse(const std::string& pace, const std::string& slow, int ranks);
+  // The time drawn for a step, in seconds.
+  double step_time(int rank, std::uint32_t step, std::uint64_t seed = 1) const;
   // Sleeps until that rank's step, which began at `began`, has taken its drawn time.
   void keep(int rank, std::uint32_t step, Clock::time_point began) const;
 };

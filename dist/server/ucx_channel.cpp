@@ -11,7 +11,6 @@
 #include "dist/collectives/node_memory.h"
 #include "dist/collectives/ucx_link.h"
 #include "dist/job/frames.h"
-#include "dist/job/handshake.h"
 
 namespace tandem {
 namespace ucx {
@@ -269,7 +268,7 @@ class UcxChannel : public Channel, private Link {
   bool handle_changes() {
     bool any = false;
     for (; changes_handled_ < control_->changes(); any = true) {
-      const Change change = control_->change(changes_handled_++);
+      const ControlMessage change = control_->change(changes_handled_++);
       const int from = index_of(change.rank);
       if (from < 0) continue;
       const auto r = std::size_t(from);
@@ -277,7 +276,7 @@ class UcxChannel : public Channel, private Link {
       broken_ -= slot.broken != 0;
       slot.broken = 0;
       slot.accused = false;
-      if (change.incarnation == 0) {
+      if (change.type == ControlMessage::Type::lost) {
         slot.lost = true;
         for (auto a = receiving_.begin(); a != receiving_.end();) {
           if (a->from == from) give_up(a->request, a->from);
@@ -286,15 +285,15 @@ class UcxChannel : public Channel, private Link {
         if (peers_[r].endpoint) hang_up(peers_[r], false);
         peers_[r] = {};
         if (!receiver_.lost) {
-          control_->fail(change.rank, change.text);
+          control_->fail(change.rank, change.content);
           control_->check();
         }
-        receiver_.lost(from, change.text);
+        receiver_.lost(from, change.content);
       } else {
-        slot = {{.incarnation = change.incarnation, .record = AddressRecord::from(change.text)}};
+        slot = {{.incarnation = change.number, .record = AddressRecord::from(change.content)}};
         addresses_[r] = slot.record.ucx;
         accept_only_ranks();
-        if (receiver_.returned) receiver_.returned(from, change.incarnation);
+        if (receiver_.returned) receiver_.returned(from, change.number);
       }
     }
     return any;

@@ -4,6 +4,7 @@
 // that makes several steps between two pushes draws that many consecutive leases at once, all of one epoch. They have
 // the number of the first lease and are done together.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <map>
@@ -21,17 +22,53 @@ class WorkLeases {
 
   // share: draws this fraction of `most` leases, above 0 and up to 1, but at least one. Nothing: all are leased or
   // done, or stop() was called; call again while over() is false.
-  std::optional<std::int64_t> draw(int worker, double share = 1);
+  std::optional<std::int64_t> draw(int worker, double share = 1) {
+    if (stopped_) return {};
+    const std::int64_t wanted = std::max<std::int64_t>(1, std::int64_t(share * double(most_)));
+    std::int64_t lease, count;
+    if (!again_.empty()) {
+      auto& [first, number] = again_.front();
+      lease = first;
+      count = std::min(wanted, number);
+      first += count;
+      number -= count;
+      if (number == 0) again_.pop_front();
+    } else if (next_ < end_) {
+      lease = next_;
+      count = std::min({wanted, end_ - next_, per_epoch_ - next_ % per_epoch_});
+      next_ += count;
+    } else {
+      return {};
+    }
+    held_by_[lease] = {worker, count};
+    return lease;
+  }
   struct Held {
     int worker;
     std::int64_t count;  // leases
   };
-  std::optional<Held> held(std::int64_t lease) const;  // nothing: it is not drawn, or done
+  // nothing: it is not drawn, or done
+  std::optional<Held> held(std::int64_t lease) const {
+    const auto found = held_by_.find(lease);
+    return found == held_by_.end() ? std::nullopt : std::optional(found->second);
+  }
   // True if it was not done before.
-  bool done(std::int64_t lease);
-  void again(std::int64_t lease);  // its push was dropped: it is drawn again
-  void lost(int worker);           // its leases are drawn again
-  void stop() {                    // no more leases are drawn
+  bool done(std::int64_t lease) {
+    const auto found = held_by_.extract(lease);
+    if (found) done_ += found.mapped().count;
+    return !found.empty();
+  }
+  // Its push was dropped: it is drawn again.
+  void again(std::int64_t lease) {
+    const auto found = held_by_.extract(lease);
+    if (found && !stopped_) again_.push_back({lease, found.mapped().count});
+  }
+  // Its leases are drawn again.
+  void lost(int worker) {
+    for (const auto& [lease, held] : std::map(held_by_))
+      if (held.worker == worker) again(lease);
+  }
+  void stop() {  // no more leases are drawn
     stopped_ = true;
     again_.clear();
   }

@@ -1,7 +1,5 @@
 #include "dist/strategies/daso.h"
 
-#include <algorithm>
-#include <sstream>
 #include <vector>
 
 #include "dist/strategies/averages.h"
@@ -89,63 +87,6 @@ std::string DasoOptions::name() const {
   for (std::size_t i = 0; i < fields.size(); i++)
     if (fields[i].value != usually[i].value) text += (text.empty() ? ":" : ",") + fields[i].key + "=" + fields[i].value;
   return "daso" + text;
-}
-
-void DasoSchedule::begin_epoch(std::int64_t epoch, const RunPlan& plan) {
-  blocking_ = epoch < o_.warm_up || epoch >= plan.epochs - o_.cool_down;
-  pending_ = false;
-}
-
-Turn DasoSchedule::next(const Moment& now) {
-  if (now.last < 0)
-    refuse("daso asks how many steps an epoch has: call begin_epoch() before the first step, as fit() does");
-  const bool ends = now.batch >= now.last, always = blocking_ || B_ == 0;
-  Turn turn{.sends = ends || always || now.batch % B_ == 0, .merges_first = o_.merge_first != 0, .weight = weight_};
-  turn.waits = turn.sends && (ends || always || W_ == 0);
-  const bool waited = pending_ && now.batch - sent_at_ == weight_ && (o_.merge_first || (now.batch + 1) % B_ != 0);
-  turn.merges = waited || (pending_ && turn.sends);
-  if (turn.merges) pending_ = false;
-  if (turn.sends && !turn.waits) {
-    pending_ = true;
-    sent_at_ = now.batch;
-    weight_ = std::min(W_, now.last - now.batch);
-  }
-  return turn;
-}
-
-void DasoSchedule::end_epoch(double loss) {
-  if (blocking_ || B_ == 0) return;
-  if (loss < best_ * (1 - improvement)) {
-    best_ = loss;
-    bad_ = 0;
-  } else if (++bad_ >= patience) {
-    bad_ = 0;
-    if (B_ == 1) {
-      B_ = o_.longest;
-      W_ = std::max<std::int64_t>(1, B_ / 4);
-    } else {
-      B_ = std::max<std::int64_t>(1, B_ / 2);
-      W_ = std::max<std::int64_t>(1, W_ - 1);
-    }
-  }
-}
-
-void DasoSchedule::saved(StrategyState& saved) {
-  std::string text = state();
-  saved.text("daso", text);
-  restore(text);
-}
-std::string DasoSchedule::state() const {
-  return std::to_string(B_) + " " + std::to_string(W_) + " " + digits(best_, 17) + " " + std::to_string(bad_);
-}
-void DasoSchedule::restore(const std::string& state) {
-  std::istringstream words(state);
-  std::string best;
-  DasoSchedule read = *this;
-  if (!(words >> read.B_ >> read.W_ >> best >> read.bad_))
-    refuse("a checkpoint's state of daso is '", state, "': expected B, W, the best loss and a count");
-  read.best_ = parsed<double>(best).value_or(std::numeric_limits<double>::infinity());
-  *this = read;
 }
 
 std::unique_ptr<Strategy> daso(RoundRanks ranks, const DasoOptions& how, const RoundsOptions& options) {

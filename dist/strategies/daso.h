@@ -20,10 +20,12 @@
 // AdamW, LARS and clipping use a host's gradient and not that of all hosts. Every host must have the same number of
 // ranks. On one host DASO is all-reduce.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <memory>
 #include <optional>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -55,16 +57,64 @@ struct DasoOptions {
 class DasoSchedule : public RoundMethod {
  public:
   explicit DasoSchedule(const DasoOptions& options) : o_(options), B_(options.B), W_(options.W) {}
-  void begin_epoch(std::int64_t epoch, const RunPlan& plan) override;
-  Turn next(const Moment& now) override;
+  void begin_epoch(std::int64_t epoch, const RunPlan& plan) override {
+    blocking_ = epoch < o_.warm_up || epoch >= plan.epochs - o_.cool_down;
+    pending_ = false;
+  }
+  Turn next(const Moment& now) override {
+    if (now.last < 0)
+      refuse("daso asks how many steps an epoch has: call begin_epoch() before the first step, as fit() does");
+    const bool ends = now.batch >= now.last, always = blocking_ || B_ == 0;
+    Turn turn{.sends = ends || always || now.batch % B_ == 0, .merges_first = o_.merge_first != 0, .weight = weight_};
+    turn.waits = turn.sends && (ends || always || W_ == 0);
+    const bool waited = pending_ && now.batch - sent_at_ == weight_ && (o_.merge_first || (now.batch + 1) % B_ != 0);
+    turn.merges = waited || (pending_ && turn.sends);
+    if (turn.merges) pending_ = false;
+    if (turn.sends && !turn.waits) {
+      pending_ = true;
+      sent_at_ = now.batch;
+      weight_ = std::min(W_, now.last - now.batch);
+    }
+    return turn;
+  }
   Turn end(const Moment& now) override { return next({.batch = now.last, .last = now.last}); }
-  void end_epoch(double loss) override;
-  void saved(StrategyState& state) override;
+  void end_epoch(double loss) override {
+    if (blocking_ || B_ == 0) return;
+    if (loss < best_ * (1 - improvement)) {
+      best_ = loss;
+      bad_ = 0;
+    } else if (++bad_ >= patience) {
+      bad_ = 0;
+      if (B_ == 1) {
+        B_ = o_.longest;
+        W_ = std::max<std::int64_t>(1, B_ / 4);
+      } else {
+        B_ = std::max<std::int64_t>(1, B_ / 2);
+        W_ = std::max<std::int64_t>(1, W_ - 1);
+      }
+    }
+  }
+  void saved(StrategyState& saved) override {
+    std::string text = state();
+    saved.text("daso", text);
+    restore(text);
+  }
   bool blocking() const { return blocking_; }  // an epoch in which every batch blocks
   std::int64_t B() const { return B_; }
   std::int64_t W() const { return W_; }
-  std::string state() const;  // for a checkpoint: "B W best bad"
-  void restore(const std::string& state);
+  // For a checkpoint: "B W best bad".
+  std::string state() const {
+    return std::to_string(B_) + " " + std::to_string(W_) + " " + digits(best_, 17) + " " + std::to_string(bad_);
+  }
+  void restore(const std::string& state) {
+    std::istringstream words(state);
+    std::string best;
+    DasoSchedule read = *this;
+    if (!(words >> read.B_ >> read.W_ >> best >> read.bad_))
+      refuse("a checkpoint's state of daso is '", state, "': expected B, W, the best loss and a count");
+    read.best_ = parsed<double>(best).value_or(std::numeric_limits<double>::infinity());
+    *this = read;
+  }
 
   static constexpr double improvement = 0.05;  // relative; a smaller one does not count
   static constexpr int patience = 3;           // consecutive epochs without improvement that make a plateau

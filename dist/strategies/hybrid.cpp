@@ -1,7 +1,5 @@
 #include "dist/strategies/hybrid.h"
 
-#include <algorithm>
-
 #include "core/backend.h"
 #include "core/text.h"
 #include "dist/strategies/sliced_linear.h"

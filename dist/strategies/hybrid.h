@@ -17,7 +17,6 @@
 // In training the divided layer returns its input features, and the task's loss computes the above. In evaluation it
 // returns whole rows of logits.
 #pragma once
-#include <functional>
 #include <memory>
 #include <string>
 

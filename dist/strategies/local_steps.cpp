@@ -1,8 +1,8 @@
 #include "dist/strategies/local_steps.h"
 
 #include <algorithm>
+#include <iterator>
 #include <limits>
-#include <map>
 #include <utility>
 
 #include "core/elementwise.h"
@@ -108,24 +108,20 @@ struct Outer : EveryH {
   }
 };
 
-std::unique_ptr<RoundMethod> method_of(const RoundSteps& how) {
+constexpr const char* kinds[] = {"local-sgd", "post-local-sgd", "cocod-sgd", "easgd", "outer"};
+
+}  // namespace
+
+std::unique_ptr<RoundMethod> round_method(const RoundSteps& how) {
   if (how.kind == Kind::elastic) return std::make_unique<Elastic>(how);
   if (how.kind == Kind::outer) return std::make_unique<Outer>(how);
   return std::make_unique<EveryH>(how);
 }
 
-const std::map<std::string, Kind> kinds = {{"local-sgd", Kind::local},
-                                           {"post-local-sgd", Kind::post_local},
-                                           {"cocod-sgd", Kind::cocod},
-                                           {"easgd", Kind::elastic},
-                                           {"outer", Kind::outer}};
-
-}  // namespace
-
 std::unique_ptr<Strategy> rounds(std::unique_ptr<Communicator> communicator, const RoundSteps& how,
                                  const RoundsOptions& options) {
   return rounds(
-      {.everybody = std::move(communicator)}, how.name(), [how] { return method_of(how); }, options);
+      {.everybody = std::move(communicator)}, how.name(), [how] { return round_method(how); }, options);
 }
 
 // ---- names ----------------------------------------------------------------------------------------------------------
@@ -154,11 +150,7 @@ std::int64_t Interval::at(double rate, std::int64_t step, const RunPlan& plan) c
   return std::max(steps, root * root < most ? std::int64_t(root * root) : std::int64_t(most));
 }
 
-std::vector<std::string> RoundSteps::names() {
-  std::vector<std::string> all;
-  for (const auto& [name, kind] : kinds) all.push_back(name);
-  return all;
-}
+std::vector<std::string> RoundSteps::names() { return {std::begin(kinds), std::end(kinds)}; }
 
 std::vector<SpecField> RoundSteps::fields() {
   auto interval = [this](const std::string& value) {
@@ -177,9 +169,10 @@ std::vector<SpecField> RoundSteps::fields() {
 }
 
 std::optional<RoundSteps> RoundSteps::parse(const std::string& text, const RoundSteps& outer) {
-  const auto known = kinds.find(spec_name(text));
-  if (known == kinds.end()) return {};
-  RoundSteps how = known->second == Kind::outer ? outer : RoundSteps{.kind = known->second};
+  const auto known = std::ranges::find(kinds, spec_name(text));
+  if (known == std::end(kinds)) return {};
+  const Kind kind = Kind(known - kinds);
+  RoundSteps how = kind == Kind::outer ? outer : RoundSteps{.kind = kind};
   const bool local = how.kind == Kind::local || how.kind == Kind::post_local;
   how.overlap = local ? 0 : until_next_turn;
   read_spec(text, how.fields());
@@ -192,8 +185,7 @@ std::optional<RoundSteps> RoundSteps::parse(const std::string& text, const Round
 }
 
 std::string RoundSteps::name() const {
-  const std::string is =
-      std::find_if(kinds.begin(), kinds.end(), [&](const auto& k) { return k.second == kind; })->first;
+  const std::string is = kinds[int(kind)];
   if (kind != Kind::outer) return is + ":" + every.name();
   std::string text = is + ":H=" + every.name() + ",momentum=" + digits(momentum) + ",lr=" + digits(learning_rate);
   if (stream > 1 || overlap != 0) text += ",stream=" + std::to_string(stream);

@@ -67,6 +67,7 @@ struct RoundSteps {
   static std::vector<std::string> names();  // "local-sgd", …
 };
 
+std::unique_ptr<RoundMethod> round_method(const RoundSteps& how);  // the simulator uses its merge too
 std::unique_ptr<Strategy> rounds(std::unique_ptr<Communicator> communicator, const RoundSteps& how,
                                  const RoundsOptions& options = {});
 

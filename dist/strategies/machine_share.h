@@ -16,7 +16,10 @@
 #include <string>
 #include <vector>
 
+#include "core/error.h"
 #include "dist/collectives/communicator.h"
+#include "dist/job/membership.h"
+#include "dist/strategies/replicas.h"
 #include "layers/train/strategy.h"
 
 namespace tandem {
@@ -24,7 +27,10 @@ namespace tandem {
 class MachineShare {
  public:
   // on_host: the ranks of this machine. ranks: their numbers in the job. job_size: the number of the job's ranks.
-  MachineShare(std::unique_ptr<Communicator> on_host, std::vector<int> ranks, int job_size);
+  MachineShare(std::unique_ptr<Communicator> on_host, std::vector<int> ranks, int job_size)
+      : on_host_(std::move(on_host)), ranks_(std::move(ranks)), job_size_(job_size) {
+    require(int(ranks_.size()) == size(), "a machine of ", size(), " ranks, of which ", ranks_.size(), " are named");
+  }
 
   Communicator& on_host() { return *on_host_; }
   int size() const { return on_host_->size(); }
@@ -33,13 +39,30 @@ class MachineShare {
   int rank() const { return ranks_[std::size_t(place())]; }
   int job_size() const { return job_size_; }
   bool holds(int rank) const { return std::find(ranks_.begin(), ranks_.end(), rank) != ranks_.end(); }
-  std::array<std::int64_t, 2> of_leader(std::array<std::int64_t, 2> numbers);  // returns the leader's
+  // Returns the leader's.
+  std::array<std::int64_t, 2> of_leader(std::array<std::int64_t, 2> numbers) {
+    on_host_->broadcast({numbers.data(), sizeof numbers, DType::u8}, 0).wait();
+    return numbers;
+  }
   // The texts of this machine's ranks.
-  std::vector<std::string> gather(const std::string& mine);
+  std::vector<std::string> gather(const std::string& mine) { return gather_texts(*on_host_, mine); }
   // The texts of all ranks of the job, in the order of ranks. among_leaders: called by the leader; it gathers its
   // argument over the leaders of all machines.
   using Gather = std::function<std::vector<std::string>(const std::string& mine)>;
-  std::vector<std::string> gather(const std::string& mine, const Gather& among_leaders);
+  std::vector<std::string> gather(const std::string& mine, const Gather& among_leaders) {
+    if (size() == 1) return among_leaders(mine);
+    const auto here = gather(bundle({std::to_string(rank()), mine}));
+    const std::string everywhere = gather(leads() ? bundle(among_leaders(bundle(here))) : "")[0];
+    std::vector<std::string> all(static_cast<std::size_t>(job_size_));
+    for (const std::string& machine : unbundle(everywhere)) {
+      if (machine.empty()) continue;  // the machine is lost
+      for (const std::string& text : unbundle(machine)) {
+        const auto sent = unbundle(text);
+        all[std::stoul(sent[0])] = sent[1];
+      }
+    }
+    return all;
+  }
 
   // Numbers of one step, and their sums over a machine.
   struct Step {
@@ -47,7 +70,14 @@ class MachineShare {
     double next_lease = 0;  // the leader's next lease plus 1; 0: not known yet
     MetricSums sums = {};
   };
-  void sum(Step& step);
+  void sum(Step& step) {
+    double* const numbers[] = {&step.not_finite, &step.stops,        &step.samples,     &step.next_lease,
+                               &step.sums.loss,  &step.sums.correct, &step.sums.samples};
+    std::vector<double> all;
+    for (const double* n : numbers) all.push_back(*n);
+    on_host_->all_reduce(buffer(all)).wait();
+    for (std::size_t i = 0; i < all.size(); i++) *numbers[i] = all[i];
+  }
 
  private:
   std::unique_ptr<Communicator> on_host_;

@@ -7,7 +7,6 @@
 
 #include "core/backend.h"
 #include "core/clock.h"
-#include "core/elementwise.h"
 #include "core/machine.h"
 #include "core/text.h"
 #include "core/trace/trace.h"
@@ -279,12 +278,9 @@ class ParameterServer : public Strategy {
   }
 
   void begin_exchange(WorkLeases leases) {
-    ServerOptions o{.how = options_.how,
-                    .servers = options_.servers,
-                    .momentum = round() ? round()->momentum : momentum_,
-                    .wire = options_.wire,
-                    .snapshots = options_.snapshots,
-                    .memory = available_memory() / std::uint64_t(std::max(1, local_size_from_environment()))};
+    ServerOptions o = options_;
+    o.momentum = round() ? round()->momentum : momentum_;
+    o.memory = available_memory() / std::uint64_t(std::max(1, local_size_from_environment()));
     if (own_part_) o.data_of = [parts = own_part_->parts(0)](int worker) { return described(parts, worker); };
     if (round()) {
       o.learning_rate = [rate = round()->learning_rate](std::int64_t) { return rate; };

@@ -16,12 +16,12 @@
 // from the weights in the answer. No worker waits, or under quorum:K it waits only for K workers and the grace time. A
 // slower worker makes fewer steps per round: H_w = ⌊v_w/v_max·H⌋ (coordinator.h).
 #pragma once
+#include <functional>
 #include <memory>
 #include <optional>
 
-#include "dist/collectives/communicator.h"
+#include "dist/server/asynchrony.h"
 #include "dist/server/channel.h"
-#include "dist/server/server.h"
 #include "dist/strategies/local_steps.h"
 #include "dist/strategies/machine_share.h"
 #include "layers/train/strategy.h"
@@ -30,15 +30,11 @@ namespace tandem {
 
 class SlicedClassifier;
 
-struct ParameterServerOptions {
-  Asynchrony how = {};
-  std::optional<RoundSteps> round = {};  // H, β and γ; without fragments
-  int servers = 0;                       // the last `servers` ranks only serve; 0: all ranks train and serve
-  DType wire = DType::f32;               // or bf16
-  double deadline = 300, patience = 30;  // server.h
-  double snapshots = 10;                 // seconds between two snapshots; 0: none
+struct ParameterServerOptions : ServerOptions {  // momentum, learning_rate, memory and data_of are set by the strategy
+  std::optional<RoundSteps> round = {};          // H, β and γ; without fragments
+  double deadline = 300, patience = 30;          // server.h
   std::shared_ptr<SlicedClassifier> classifier = nullptr;  // of a machine: divided over its ranks (hybrid.h)
-  ServerNode::Notify notify = {};                          // server.h
+  std::function<void(const std::string&)> notify = {};     // server.h
 };
 
 // machine: with a machine as one worker (machine_share.h); then the channel connects the ranks with this one's place on

@@ -1,6 +1,5 @@
 #include "dist/strategies/registry.h"
 
-#include <algorithm>
 #include <cstdio>
 #include <functional>
 #include <memory>
@@ -12,6 +11,7 @@
 #include "core/spec.h"
 #include "dist/job/job.h"
 #include "dist/server/asynchrony.h"
+#include "dist/server/rules.h"
 #include "dist/strategies/all_reduce.h"
 #include "dist/strategies/daso.h"
 #include "dist/strategies/federated.h"
@@ -122,18 +122,17 @@ RoundSteps late_rounds(const std::string& text, int pushes) {
 Make make_server(const Asked& a) {
   const Deadlines deadlines = Deadlines::from(process_environment());
   const std::string name = a.spec.text();
-  ParameterServerOptions o{.how = Asynchrony::parse(name), .deadline = deadlines.wait, .patience = deadlines.patience};
-  if (!a.servers.empty()) o.servers = parsed<int>(a.servers).value_or(-1);
-  if (o.servers < 0) refuse("--servers ", a.servers, ": expected a number of ranks from 0");
+  ParameterServerOptions o{{.how = Asynchrony::parse(name)}};
+  o.deadline = deadlines.wait;
+  o.patience = deadlines.patience;
+  if (!a.servers.empty()) read_value("--servers ", a.servers, number_field("servers", o.servers, 0, 1e6));
   check_servers(o.servers, a.ranks);
   const int workers = a.ranks - o.servers;
   if (a.ranks > 1) o.how.check_workers(name, workers);
   if (!a.wire.empty() && a.wire != "f32" && a.wire != "bf16")
     refuse("wire=", a.wire, ": to a parameter server gradients travel as f32 or bf16");
   o.wire = a.wire == "bf16" ? DType::bf16 : DType::f32;
-  if (!a.snapshots.empty()) o.snapshots = parsed<double>(a.snapshots).value_or(-1);
-  if (!(o.snapshots >= 0 && o.snapshots < 1e6))
-    refuse("snapshots=", a.snapshots, ": expected the seconds between two snapshots, or 0 for none");
+  if (!a.snapshots.empty()) read_value("snapshots=", a.snapshots, number_field("snapshots", o.snapshots, 0, 1e6));
   o.notify = [](const std::string& what) { std::fprintf(stderr, "note: %s\n", what.c_str()); };
   if (a.around == "outer") {
     const bool quorum = o.how.kind == Asynchrony::Kind::quorum;

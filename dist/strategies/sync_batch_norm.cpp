@@ -98,9 +98,6 @@ Variable sync_batch_norm(const Variable& x, const Variable& gamma, const Variabl
                          std::shared_ptr<const AcrossRanks> ranks) {
   require(x.rank() >= 2, "sync_batch_norm: input ", x.shape(), " needs a channel axis and at least one more");
   const std::int64_t channels = x.size(-1);
-  require(channels > 0 && gamma.value().numel() == channels && beta.value().numel() == channels,
-          "sync_batch_norm: input ", x.shape(), " has ", channels, " channels, its parameters ", gamma.shape(), " and ",
-          beta.shape());
   require(!residual.defined() || (residual.shape() == x.shape() && residual.dtype() == x.dtype()),
           "sync_batch_norm: residual ", residual.defined() ? residual.shape() : Shape(), " beside input ", x.shape());
   NormShape s{
