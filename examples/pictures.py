@@ -107,9 +107,9 @@ def bias():
     examples/experiments/parts.py bias."""
     runs = [r for r in lines_of("examples/experiments/parts_bias.jsonl") if r["options"]["--slow"]]
     figure, axes = pyplot.subplots(figsize=(8, 3.2))
-    for rule in dict.fromkeys(r["name"] for r in runs):
+    for i, rule in enumerate(dict.fromkeys(r["name"] for r in runs)):
         means = [100 * statistics.mean(c) for c in zip(*(r["class_accuracy"] for r in runs if r["name"] == rule))]
-        axes.plot(means, "o-", label=rule, markersize=3, linewidth=1)
+        axes.plot(means, "o-" if i < 7 else "s--", label=rule, markersize=3, linewidth=1)  # seven colours
     axes.axvspan(-0.5, 4.5, color=GREY, alpha=0.15, linewidth=0)
     axes.set(xlabel="class (grey: only with workers that take four times as long)",
              ylabel="accuracy in %", ylim=(0, 100))
