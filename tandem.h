@@ -19,4 +19,5 @@
 #include "layers/train/data_loading.h"
 #include "layers/train/evaluate.h"
 #include "layers/train/fit.h"
+#include "layers/train/option_rows.h"
 #include "layers/train/options.h"

@@ -36,22 +36,11 @@ struct Conv2dNode : Node {
     const Tensor &x = kept(0), &w = kept(1);
     Backend& backend = dy.backend();
     if (options.relu) dy = mask_positive(kept(2), std::move(dy));
-    if (slots[2].wanted()) {
-      auto [db, add] = slots[2].destination(backend, {s.c_out}, w.dtype());
-      backend.sum_rows(dy, *db, add);
-    }
-    if (slots[1].wanted()) {
-      auto [dw, add] = slots[1].destination(backend, w.shape(), w.dtype());
-      if (s.n > 0)
-        backend.conv2d_backward_filter(s, x, dy, *dw, add);
-      else if (!add)
-        dw->fill(0);
-    }
-    if (slots[0].wanted()) {
-      Shape in{s.n, s.h, s.w, s.c_in};
-      auto [dx, add] = slots[0].destination(backend, in, dy.dtype());
-      if (s.n > 0) backend.conv2d_backward_data(s, dy, w, *dx, add);
-    }
+    slots[2].fill(backend, {s.c_out}, w.dtype(), false, [&](Tensor& db, bool add) { backend.sum_rows(dy, db, add); });
+    slots[1].fill(backend, w.shape(), w.dtype(), s.n == 0,
+                  [&](Tensor& dw, bool add) { backend.conv2d_backward_filter(s, x, dy, dw, add); });
+    slots[0].fill(backend, {s.n, s.h, s.w, s.c_in}, dy.dtype(), s.n == 0,
+                  [&](Tensor& dx, bool add) { backend.conv2d_backward_data(s, dy, w, dx, add); });
   }
 };
 

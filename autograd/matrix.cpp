@@ -20,14 +20,10 @@ struct MatmulNode : Node {
   double flops() const override { return 2.0 * double(saved[0].tensor.numel()) * double(saved[1].tensor.size(-1)); }
   void backward(Tensor dy, std::span<GradientSlot> slots) override {
     const Tensor &a = kept(0), &b = kept(1);
-    if (slots[0].wanted()) {
-      auto [da, add] = slots[0].destination(dy.backend(), a.shape(), a.dtype());
-      product(false, true, dy, b, *da, add);
-    }
-    if (slots[1].wanted()) {
-      auto [db, add] = slots[1].destination(dy.backend(), b.shape(), b.dtype());
-      product(true, false, a, dy, *db, add);
-    }
+    slots[0].fill(dy.backend(), a.shape(), a.dtype(), false,
+                  [&](Tensor& da, bool add) { product(false, true, dy, b, da, add); });
+    slots[1].fill(dy.backend(), b.shape(), b.dtype(), false,
+                  [&](Tensor& db, bool add) { product(true, false, a, dy, db, add); });
   }
 };
 
@@ -41,25 +37,11 @@ struct LinearNode : Node {
     const Tensor &x = kept(0), &w = kept(1);
     Backend& backend = dy.backend();
     if (relu) dy = mask_positive(kept(2), std::move(dy));
-    if (slots[2].wanted()) {
-      auto [db, add] = slots[2].destination(backend, {w.size(0)}, w.dtype());
-      backend.sum_rows(dy, *db, add);
-    }
-    if (slots[1].wanted()) {
-      auto [dw, add] = slots[1].destination(backend, w.shape(), w.dtype());
-      if (x.numel() && dy.numel())
-        backend.linear_backward_weight(x, dy, *dw, add);
-      else if (!add)
-        dw->fill(0);
-    }
-    if (slots[0].wanted()) {
-      Shape in{dy.size(0), w.size(1)};
-      auto [dx, add] = slots[0].destination(backend, in, dy.dtype());
-      if (w.numel() && dy.numel())
-        backend.linear_backward_data(dy, w, *dx, add);
-      else if (!add)
-        dx->fill(0);
-    }
+    slots[2].fill(backend, {w.size(0)}, w.dtype(), false, [&](Tensor& db, bool add) { backend.sum_rows(dy, db, add); });
+    slots[1].fill(backend, w.shape(), w.dtype(), x.numel() == 0 || dy.numel() == 0,
+                  [&](Tensor& dw, bool add) { backend.linear_backward_weight(x, dy, dw, add); });
+    slots[0].fill(backend, {dy.size(0), w.size(1)}, dy.dtype(), w.numel() == 0 || dy.numel() == 0,
+                  [&](Tensor& dx, bool add) { backend.linear_backward_data(dy, w, dx, add); });
   }
 };
 

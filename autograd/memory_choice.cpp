@@ -221,8 +221,7 @@ class Chooser {
       if (it_.saved[i].saved >= 0 && it_.saved[i].can_leave() && (means_.swap || may(Fate::recompute, i)))
         (it_.saved[i].marked && may(Fate::recompute, i) ? marked_ : movable_).push_back(i);
     auto seconds_per_byte = [&](std::size_t i) { return it_.saved[i].recompute / double(it_.saved[i].bytes + 1); };
-    std::stable_sort(movable_.begin(), movable_.end(),
-                     [&](std::size_t a, std::size_t b) { return seconds_per_byte(a) > seconds_per_byte(b); });
+    std::ranges::stable_sort(movable_, std::greater(), seconds_per_byte);
   }
 
   // The cost of swapping a byte is not known beforehand: a copy costs nothing while the lanes keep up with computation,

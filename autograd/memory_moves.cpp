@@ -9,25 +9,6 @@
 #include "core/text.h"
 
 namespace tandem {
-namespace {
-
-// While an object exists, operations are not recorded on the tape or by a recorder, not checked, and not observed by
-// the plan.
-class Quiet {
- public:
-  Quiet() : before_(std::exchange(mode(), Mode())) {
-    mode().record = false;
-    mode().scope = before_.scope;
-  }
-  ~Quiet() { mode() = std::move(before_); }
-  Quiet(const Quiet&) = delete;
-
- private:
-  Mode before_;
-};
-
-}  // namespace
-
 void MemoryPlan::act(int event) {
   std::erase_if(staying_, [&](int id) {
     const Entry& e = at(id);
@@ -156,7 +137,10 @@ void MemoryPlan::compute(int id) {
   note_base();
   const std::size_t base = base_;
   {
-    const Quiet quiet;
+    Mode again;  // without a tape, hooks or checks, as a part of the same module
+    again.record = false;
+    again.scope = mode().scope;
+    const Restored present(mode(), std::move(again));
     at(id).storage->adopt(*rerun.compute(sources).storage());
   }
   note_base();

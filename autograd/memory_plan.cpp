@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstdio>
 #include <limits>
-#include <numeric>
 
 #include "autograd/variable.h"
 #include "core/backend.h"
@@ -172,7 +171,7 @@ int MemoryPlan::entry_of(const Tensor& t) {
 // changes.
 void MemoryPlan::note_base() {
   const std::size_t peak = backend_.memory().peak_since_mark();
-  now_.peak = std::max(now_.peak, peak + backend_.memory().peak_of_data());
+  now_.peak = std::max(now_.peak, peak + backend_.memory().statistics().peak_of_data);
   base_ = std::max(base_, peak - std::min(peak, resident_));
 }
 
@@ -339,14 +338,14 @@ void MemoryPlan::separate_copies() {
 }
 
 std::size_t MemoryPlan::room() const {
-  const std::size_t others = backend_.memory().peak_of_data() + reserve_;
+  const std::size_t others = backend_.memory().statistics().peak_of_data + reserve_;
   return options_.budget - std::min(options_.budget, others);
 }
 
 // After the first steps: throws UsageError if the budget is too small.
 void MemoryPlan::check_budget(bool first) {
   if (accepted_) return;
-  const std::size_t data = backend_.memory().peak_of_data(),
+  const std::size_t data = backend_.memory().statistics().peak_of_data,
                     least = std::max(outside_, smallest_budget(record_, means()));
   enough_ = std::max(enough_, least);
   if (!first) least_ = std::max(least_, least);

@@ -1,7 +1,5 @@
 #include "autograd/node.h"
 
-#include <algorithm>
-
 #include "autograd/variable.h"
 #include "core/backend.h"
 #include "core/elementwise.h"
@@ -121,16 +119,9 @@ void GradientSlot::accumulate(Tensor t) {
 void check_inputs(const char* op, const Tensor& x, std::initializer_list<const Tensor*> parameters,
                   std::initializer_list<const Tensor*> others) {
   require(x.defined(), op, ": the first input is empty");
-  const DType wide = x.dtype() == DType::f64 ? DType::f64 : DType::f32;
   for (const auto& [tensors, are_parameters] : {std::pair{parameters, true}, std::pair{others, false}})
-    for (const Tensor* t : tensors) {
-      if (!t || !t->defined()) continue;
-      require(&t->backend() == &x.backend(), op, ": the inputs ", x.shape(), " and ", t->shape(),
-              " are on two backends (", x.backend().name(), " and ", t->backend().name(),
-              "): move one with Tensor::to()");
-      require(!are_parameters || t->dtype() == wide, op, ": beside an input of ", name_of(x.dtype()),
-              " parameters are ", name_of(wide), ", ", t->shape(), " is ", name_of(t->dtype()), ": cast it");
-    }
+    for (const Tensor* t : tensors)
+      if (t && t->defined()) check_operand(op, x.backend(), x, *t, are_parameters);
 }
 
 // ---- the engine -----------------------------------------------------------------------------------------------------
@@ -221,13 +212,6 @@ class Engine {
     }
   }
 
-  // mode().scope, while a node's backward runs.
-  struct InScope {
-    const std::string* before;
-    explicit InScope(const std::string* scope) : before(std::exchange(mode().scope, scope)) {}
-    ~InScope() { mode().scope = before; }
-  };
-
   void step(Node& node, bool keep) {
     slots_.clear();
     for (const Ref<Node>& input : node.inputs) slots_.emplace_back(input.pointer());
@@ -246,7 +230,7 @@ class Engine {
         event.bytes += input ? double(input->shape.numel()) * double(size_of(input->dtype)) : 0;
     }
     if (dy.defined()) {
-      InScope scope(node.scope);
+      const Restored scope(mode().scope, node.scope);
       TapeWatcher* watcher = mode().watcher;
       if (watcher) watcher->before(node);
       node.backward(std::move(dy), slots_);

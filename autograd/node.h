@@ -69,6 +69,17 @@ class GradientSlot {
     bool add = false;
   };
   Destination destination(Backend& backend, const Shape& shape, DType dtype);
+  // The same for a gradient that may be unwanted: calls write(tensor, add) if it is wanted. If it is zero because a
+  // factor is empty, it is zeroed instead.
+  template <class Write>
+  void fill(Backend& backend, const Shape& shape, DType dtype, bool zero, const Write& write) {
+    if (!wanted()) return;
+    auto [gradient, add] = destination(backend, shape, dtype);
+    if (!zero)
+      write(*gradient, add);
+    else if (!add)
+      gradient->fill(0);
+  }
   // Adds a finished gradient; uses its memory without a copy where possible.
   void accumulate(Tensor gradient);
 
@@ -196,14 +207,8 @@ Mode& mode();
 
 // One switch of this thread's Mode, set to `value` until the end of the scope.
 template <bool Mode::*field, bool value>
-class ModeScope {
- public:
-  ModeScope() : before_(std::exchange(mode().*field, value)) {}
-  ~ModeScope() { mode().*field = before_; }
-  ModeScope(const ModeScope&) = delete;
-
- private:
-  bool before_;
+struct ModeScope : Restored<bool> {
+  ModeScope() : Restored(mode().*field, value) {}
 };
 using NoGrad = ModeScope<&Mode::record, false>;  // no tape is built: for evaluation, and for a user's own updates
 using Alone = ModeScope<&Mode::alone, true>;     // this rank runs the model without the others

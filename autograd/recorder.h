@@ -3,7 +3,6 @@
 // (layers/export/torch_weights.h). The tape is not suitable for this: it leaves out operations that need no gradient,
 // and batch norm differs in evaluation.
 #pragma once
-#include <functional>
 #include <string>
 #include <vector>
 
@@ -28,14 +27,10 @@ struct Operation {
 // recorder keeps all tensors alive, so an address denotes the same value as long as the recorder exists.
 class Recorder {
  public:
-  Recorder() : before_(mode().recorder) { mode().recorder = this; }
-  ~Recorder() { mode().recorder = before_; }
-  Recorder(const Recorder&) = delete;
-
   std::vector<Operation> operations;  // in the order they ran
 
  private:
-  Recorder* before_;
+  const Restored<Recorder*> here_{mode().recorder, this};
 };
 
 }  // namespace tandem

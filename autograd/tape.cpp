@@ -24,8 +24,7 @@ std::vector<TapeEntry> tape_of(const Variable& root) {
     for (std::size_t i = 0; i < node->inputs.size(); i++)
       if (Node* input = node->inputs[i].pointer(); input && seen.insert(input).second) stack.push_back(input);
   }
-  std::sort(entries.begin(), entries.end(),
-            [](const TapeEntry& a, const TapeEntry& b) { return a.node->sequence < b.node->sequence; });
+  std::ranges::sort(entries, {}, [](const TapeEntry& e) { return e.node->sequence; });
   for (TapeEntry& e : entries)
     for (std::size_t i = 0; i < e.node->saved.size(); i++)
       if (const Tensor& t = e.node->saved[i].tensor; t.defined() && counted.insert(t.storage().pointer()).second)

@@ -2,7 +2,6 @@
 //
 // A new operation needs a functor here, a line in ops.h, and a row in tests/op_table.cpp.
 #include "autograd/elementwise.h"
-#include "core/elementwise.h"
 #include "core/math.h"
 
 namespace tandem {

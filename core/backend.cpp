@@ -18,23 +18,17 @@ struct Checked {
   const Tensor& x() const { return *pictures.begin()->tensor; }
 
   void on(const Backend& backend) const {
-    const DType wide = x().dtype() == DType::f64 ? DType::f64 : DType::f32;
-    for (const Operands& operands : {pictures, parameters, integers})
+    for (const auto& [operands, are_parameters] :
+         {std::pair{pictures, false}, std::pair{parameters, true}, std::pair{integers, false}})
       for (const auto& [t, numel] : operands) {
         if (!t) continue;
-        if (&t->backend() != &backend)
-          fail(op, ": the inputs ", x().shape(), " and ", t->shape(), " are on two backends (", backend.name(), " and ",
-               t->backend().name(), "): move one with Tensor::to()");
+        check_operand(op, backend, x(), *t, are_parameters);
         if (t->numel() != numel)
           fail(op, ": a tensor of the shape ", t->shape(), " is given where ", numel, " elements are expected");
       }
     for (const auto& [t, numel] : pictures)
       if (t && t->dtype() != x().dtype())
         fail(op, ": ", name_of(x().dtype()), " and ", name_of(t->dtype()), ": cast one of them");
-    for (const auto& [t, numel] : parameters)
-      if (t && t->dtype() != wide)
-        fail(op, ": beside an input of ", name_of(x().dtype()), " parameters are ", name_of(wide), ", ", t->shape(),
-             " is ", name_of(t->dtype()), ": cast it");
   }
 };
 
@@ -68,6 +62,16 @@ std::int64_t inputs(const PoolShape& s) { return s.n * s.h * s.w * s.c; }
 std::int64_t outputs(const PoolShape& s) { return s.n * s.out_h() * s.out_w() * s.c; }
 
 }  // namespace
+
+void check_operand(const char* op, const Backend& backend, const Tensor& x, const Tensor& t, bool is_parameter) {
+  if (&t.backend() != &backend)
+    fail(op, ": the inputs ", x.shape(), " and ", t.shape(), " are on two backends (", backend.name(), " and ",
+         t.backend().name(), "): move one with Tensor::to()");
+  const DType wide = x.dtype() == DType::f64 ? DType::f64 : DType::f32;
+  if (is_parameter && t.dtype() != wide)
+    fail(op, ": beside an input of ", name_of(x.dtype()), " parameters are ", name_of(wide), ", ", t.shape(), " is ",
+         name_of(t.dtype()), ": cast it");
+}
 
 // ---- matrices -------------------------------------------------------------------------------------------------------
 void Backend::gemm(bool transpose_a, bool transpose_b, const Tensor& a, const Tensor& b, Tensor& c, bool add) {

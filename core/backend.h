@@ -231,6 +231,10 @@ class Backend {
   bool deterministic_ = false;
 };
 
+// Throws Error when t, an input of an operation beside x, is not on the backend, or is a parameter and not f32, or f64
+// if x is f64.
+void check_operand(const char* op, const Backend& backend, const Tensor& x, const Tensor& t, bool is_parameter);
+
 // Plain loops over float, bf16 or double. It is slow; the other backends are tested against it.
 std::unique_ptr<Backend> reference_backend(int threads = 1);
 // The fast CPU backend: oneDNN and Tandem's own kernels. In a build without oneDNN this is the reference backend.

@@ -50,9 +50,17 @@ class BatchSource {
   virtual std::int64_t batches_per_epoch() const = 0;
   virtual std::int64_t pictures_per_epoch() const = 0;  // over all ranks
   // Begins an epoch, at its batch `first` when resuming. Ends the current epoch.
-  virtual void start(std::int64_t epoch, std::int64_t first = 0) = 0;
-  // The next batch, or false at the end of the epoch. The batch is valid until the next call of next() or start().
-  virtual bool next(Batch& batch) = 0;
+  virtual void start(std::int64_t epoch, std::int64_t first = 0) {
+    epoch_ = epoch;
+    next_ = first;
+  }
+  // The next batch, or false at the end of the epoch. The batch is valid until the next call of next() or start(). The
+  // default makes each batch when it is asked for.
+  virtual bool next(Batch& batch) {
+    if (next_ >= batches_per_epoch()) return false;
+    batch = make(epoch_, next_++);
+    return true;
+  }
   // Ends the current epoch. Memory in which next() makes batches is given back, unless recorded steps may read it
   // there; start() takes it again.
   virtual void rest() {}
@@ -68,6 +76,9 @@ class BatchSource {
   }
   // The data that a program needs to give a trained model further pictures, as text; saved with the weights.
   virtual std::map<std::string, std::string> description() const { return {}; }
+
+ private:
+  std::int64_t epoch_ = 0, next_ = 0;
 };
 
 }  // namespace tandem

@@ -5,7 +5,6 @@
 #include <fstream>
 #include <functional>
 #include <sstream>
-#include <string>
 
 namespace tandem {
 namespace {

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <cmath>
 #include <cstdlib>
 #include <new>
 
@@ -54,6 +53,22 @@ class Heap : public MemorySource {
 #endif
 };
 
+// The advice depends on what uses the most memory, including the request that failed. Memory that a step needs in
+// addition to the model counts as activations.
+std::string remedy(std::array<std::size_t, uses> held, Use asked_for, std::size_t bytes) {
+  auto of = [&](Use use) -> std::size_t& { return held[std::size_t(use)]; };
+  of(asked_for) += bytes;
+  for (Use part : {Use::other, Use::backward, Use::scratch}) of(Use::activations) += std::exchange(of(part), 0);
+  switch (static_cast<Use>(std::max_element(held.begin(), held.end()) - held.begin())) {
+    case Use::parameters:
+    case Use::gradients: return "a smaller --model needs less";
+    case Use::optimizer:
+      return "a smaller --model, or --optimizer sgd, keeps less; an average (--ema) is as large as the model";
+    case Use::data: return "a smaller data set fits; it lies in this memory as a whole";
+    default: return "a smaller --batch needs less (--accumulate makes steps of several), and --dtype bf16 half of it";
+  }
+}
+
 }  // namespace
 
 std::unique_ptr<MemorySource> heap_memory() { return std::make_unique<Heap>(); }
@@ -78,34 +93,12 @@ std::string by_use(const std::array<std::size_t, uses>& bytes) {
   std::vector<int> order;
   for (int i = 0; i < uses; i++)
     if (bytes[std::size_t(i)]) order.push_back(i);
-  std::stable_sort(order.begin(), order.end(),
-                   [&](int a, int b) { return bytes[std::size_t(a)] > bytes[std::size_t(b)]; });
-  std::string text;
-  for (int i : order)
-    text += (text.empty() ? "" : ", ") + std::string(name_of(static_cast<Use>(i))) + " " +
-            readable_bytes(double(bytes[std::size_t(i)]));
-  return text.empty() ? "nothing" : text;
+  std::ranges::stable_sort(order, std::greater(), [&](int i) { return bytes[std::size_t(i)]; });
+  if (order.empty()) return "nothing";
+  return joined(order, ", ", [&](int i) {
+    return name_of(static_cast<Use>(i)) + (" " + readable_bytes(double(bytes[std::size_t(i)])));
+  });
 }
-
-namespace {
-
-// The advice depends on what uses the most memory, including the request that failed. Memory that a step needs in
-// addition to the model counts as activations.
-std::string remedy(std::array<std::size_t, uses> held, Use asked_for, std::size_t bytes) {
-  auto of = [&](Use use) -> std::size_t& { return held[std::size_t(use)]; };
-  of(asked_for) += bytes;
-  for (Use part : {Use::other, Use::backward, Use::scratch}) of(Use::activations) += std::exchange(of(part), 0);
-  switch (static_cast<Use>(std::max_element(held.begin(), held.end()) - held.begin())) {
-    case Use::parameters:
-    case Use::gradients: return "a smaller --model needs less";
-    case Use::optimizer:
-      return "a smaller --model, or --optimizer sgd, keeps less; an average (--ema) is as large as the model";
-    case Use::data: return "a smaller data set fits; it lies in this memory as a whole";
-    default: return "a smaller --batch needs less (--accumulate makes steps of several), and --dtype bf16 half of it";
-  }
-}
-
-}  // namespace
 
 // Eight classes per power of two waste at most an eighth; large blocks are cut to 4 KiB.
 std::size_t CachingAllocator::size_class(std::size_t bytes) {
@@ -119,7 +112,7 @@ void* CachingAllocator::take(std::size_t bytes) {
   std::unique_lock lock(mutex_);
   statistics_.requests++;
   memory_requests()++;
-  if (budget_ && statistics_.live_bytes + rounded > budget_) make_room(rounded, lock);
+  if (statistics_.budget && statistics_.live_bytes + rounded > statistics_.budget) make_room(rounded, lock);
   void* block = rounded >= large ? take_large(rounded) : take_small(rounded);
   if (!block) {
     const std::string state = source_->state();
@@ -140,7 +133,7 @@ void* CachingAllocator::take(std::size_t bytes) {
     statistics_.at_peak = statistics_.live;
   }
   peak_since_mark_ = std::max(peak_since_mark_, statistics_.live_bytes - statistics_.data());
-  peak_of_data_ = std::max(peak_of_data_, statistics_.data());
+  statistics_.peak_of_data = std::max(statistics_.peak_of_data, statistics_.data());
   return block;
 }
 
@@ -150,11 +143,11 @@ void CachingAllocator::make_room(std::size_t bytes, std::unique_lock<std::mutex>
   for (std::pair<std::size_t, std::uint64_t> before{}; relieve_;) {  // repeats if another thread takes the freed memory
     if (before == std::exchange(before, {needed(), statistics_.requests})) break;
     lock.unlock();
-    const std::size_t more = relieve_(before.first - budget_);
+    const std::size_t more = relieve_(before.first - statistics_.budget);
     lock.lock();
-    if (needed() <= budget_ + more) return;
+    if (needed() <= statistics_.budget + more) return;
   }
-  refuse("the memory budget of ", readable_bytes(double(budget_)), " is too small: asked for ",
+  refuse("the memory budget of ", readable_bytes(double(statistics_.budget)), " is too small: asked for ",
          readable_bytes(double(bytes)), " (", name_of(memory_use()), ") while ",
          readable_bytes(double(statistics_.live_bytes)), " are in use that cannot leave: ", by_use(statistics_.live),
          "; at least ", readable_bytes(double(needed())), " (", needed(), " bytes) would do so far; ",
@@ -163,27 +156,17 @@ void CachingAllocator::make_room(std::size_t bytes, std::unique_lock<std::mutex>
 
 void CachingAllocator::budget(std::size_t bytes, Pressure relieve) {
   std::lock_guard lock(mutex_);
-  if (bytes && !budget_)
+  if (bytes && !statistics_.budget)
     for (const auto& [pool, size, at] : free_large_) source_->discard(at, size);
   if (!bytes) forget_touched(std::size_t(-1), false);
-  budget_ = bytes;
-  peak_of_data_ = statistics_.data();
+  statistics_.budget = bytes;
+  statistics_.peak_of_data = statistics_.data();
   relieve_ = std::move(relieve);
-}
-
-std::size_t CachingAllocator::budget() const {
-  std::lock_guard lock(mutex_);
-  return budget_;
 }
 
 std::size_t CachingAllocator::peak_since_mark() {
   std::lock_guard lock(mutex_);
   return std::exchange(peak_since_mark_, statistics_.live_bytes - statistics_.data());
-}
-
-std::size_t CachingAllocator::peak_of_data() const {
-  std::lock_guard lock(mutex_);
-  return peak_of_data_;
 }
 
 // Free bytes in pools that are not in use.
@@ -243,13 +226,13 @@ CachingAllocator::Slabs::iterator CachingAllocator::slab_of(void* block) {
 void* CachingAllocator::take_large(std::size_t bytes) {
   const auto from_pool = [&](auto piece) { return piece != free_large_.end() && std::get<0>(*piece) == pool_; };
   auto best = free_large_.lower_bound({pool_, bytes, nullptr});
-  if (budget_) {  // prefer pages that have been written
+  if (statistics_.budget) {  // prefer pages that have been written
     auto touched = best;
     while (from_pool(touched) && !pieces_.at(std::get<2>(*touched)).touched) ++touched;
     if (from_pool(touched)) {
       best = touched;
-    } else if (const std::size_t pages = statistics_.live_bytes + touched_free_ + bytes; pages > budget_) {
-      forget_touched(pages - budget_, true);
+    } else if (const std::size_t pages = statistics_.live_bytes + touched_free_ + bytes; pages > statistics_.budget) {
+      forget_touched(pages - statistics_.budget, true);
       best = free_large_.lower_bound({pool_, bytes, nullptr});
     }
   }
@@ -292,7 +275,7 @@ void CachingAllocator::give(void* block) noexcept {
     auto piece = pieces_.find(static_cast<std::byte*>(block));
     bytes = piece->second.bytes;
     use = piece->second.use;
-    if (budget_) {
+    if (statistics_.budget) {
       piece->second.touched = true;
       touched_free_ += bytes;
     }
@@ -349,28 +332,23 @@ void CachingAllocator::trim_locked() {
   for (auto& [key, blocks] : free_small_)
     if (key.second == 0)  // not a pool's
       std::erase_if(blocks, [&](void* block) { return slab_of(block)->second.live == 0; });
-  for (auto it = slabs_.begin(); it != slabs_.end();) {
-    if (it->second.pool || it->second.live > 0) {
-      ++it;
-      continue;
-    }
-    source_->release(it->first, it->second.bytes);
-    statistics_.reserved_bytes -= it->second.bytes;
-    it = slabs_.erase(it);
-  }
-  for (auto it = segments_.begin(); it != segments_.end();) {
-    auto piece = pieces_.find(it->first);
-    if (!piece->second.free || piece->second.bytes != it->second || piece->second.pool) {
-      ++it;
-      continue;
-    }
+  auto release = [&](std::byte* block, std::size_t bytes) {
+    source_->release(block, bytes);
+    statistics_.reserved_bytes -= bytes;
+    return true;
+  };
+  std::erase_if(slabs_, [&](auto& one) {
+    const auto& [begin, slab] = one;
+    return !slab.pool && slab.live == 0 && release(begin, slab.bytes);
+  });
+  std::erase_if(segments_, [&](auto& segment) {
+    auto piece = pieces_.find(segment.first);
+    if (!piece->second.free || piece->second.bytes != segment.second || piece->second.pool) return false;
     free_large_.erase({piece->second.pool, piece->second.bytes, piece->first});
     if (piece->second.touched) touched_free_ -= piece->second.bytes;
     pieces_.erase(piece);
-    source_->release(it->first, it->second);
-    statistics_.reserved_bytes -= it->second;
-    it = segments_.erase(it);
-  }
+    return release(segment.first, segment.second);
+  });
 }
 
 void CachingAllocator::trim() {

@@ -20,6 +20,8 @@
 #include <utility>
 #include <vector>
 
+#include "core/restored.h"
+
 namespace tandem {
 
 class Backend;
@@ -100,14 +102,8 @@ const char* name_of(Use use);  // "optimizer state"
 
 Use& memory_use();                 // of this thread's requests
 std::uint64_t& memory_requests();  // the number of requests that this thread has made
-class MemoryUse {
- public:
-  explicit MemoryUse(Use use) : before_(std::exchange(memory_use(), use)) {}
-  ~MemoryUse() { memory_use() = before_; }
-  MemoryUse(const MemoryUse&) = delete;
-
- private:
-  Use before_;
+struct MemoryUse : Restored<Use> {
+  explicit MemoryUse(Use use) : Restored(memory_use(), use) {}
 };
 
 struct MemoryStatistics {
@@ -116,6 +112,7 @@ struct MemoryStatistics {
   std::uint64_t live_blocks = 0;
   std::uint64_t requests = 0, source_calls = 0;     // in a steady state source_calls does not change
   std::array<std::size_t, uses> live{}, at_peak{};  // bytes by Use: now, and when peak_bytes was reached
+  std::size_t budget = 0, peak_of_data = 0;         // 0: no limit; the maximum of Use::data since the budget was set
   std::size_t data() const { return live[std::size_t(Use::data)]; }
 };
 
@@ -165,11 +162,9 @@ class CachingAllocator : public Counted {
   // bytes this request may exceed the budget.
   using Pressure = std::function<std::size_t(std::size_t bytes)>;
   void budget(std::size_t bytes, Pressure relieve = {});
-  std::size_t budget() const;
-  // The first: the maximum of the bytes handed out since its last call, without Use::data, which other threads (a
-  // loader) take and give back. The second: the maximum of Use::data so far. One caller at a time.
+  // The maximum of the bytes handed out since its last call, without Use::data, which other threads (a loader) take and
+  // give back. One caller at a time.
   std::size_t peak_since_mark();
-  std::size_t peak_of_data() const;
   std::size_t left() const;  // an estimate of the bytes that may still be taken, here and from the source; −1: unknown
   void reset_peak();
   static std::size_t size_class(std::size_t bytes);  // the size that a request is rounded up to
@@ -216,7 +211,7 @@ class CachingAllocator : public Counted {
   std::pmr::set<Order> free_large_{&bookkeeping_};
   std::unordered_map<std::byte*, std::size_t> segments_;
   int pool_ = 0, pools_ = 0;  // the pool in use; number of pools made so far
-  std::size_t budget_ = 0, peak_since_mark_ = 0, peak_of_data_ = 0, touched_free_ = 0;
+  std::size_t peak_since_mark_ = 0, touched_free_ = 0;
   Pressure relieve_;
   MemoryStatistics statistics_;
 };

@@ -6,7 +6,6 @@
 #include <initializer_list>
 #include <ostream>
 #include <span>
-#include <string>
 
 #include "core/error.h"
 

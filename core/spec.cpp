@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <set>
-#include <sstream>
-#include <utility>
 
 #include "core/error.h"
 
@@ -48,17 +46,14 @@ SpecField word_field(std::string key, std::function<void()> apply) {
 std::string spec_name(const std::string& text) { return text.substr(0, text.find_first_of(":+")); }
 
 std::string described(const std::vector<SpecField>& fields) {
-  std::string all;
-  for (const SpecField& f : fields)
-    all += (all.empty() ? "`" : "; `") + f.key + "`" + (f.expects.empty() ? "" : ": " + f.expects) +
+  return joined(fields, "; ", [](const SpecField& f) {
+    return "`" + f.key + "`" + (f.expects.empty() ? "" : ": " + f.expects) +
            (f.value.empty() ? "" : " (" + f.value + ")");
-  return all;
+  });
 }
 
 static std::string keys_of(const std::vector<SpecField>& fields) {
-  std::string keys;
-  for (const SpecField& f : fields) keys += (keys.empty() ? "" : ", ") + f.key + (f.expects.empty() ? "" : "=");
-  return keys;
+  return joined(fields, ", ", [](const SpecField& f) { return f.key + (f.expects.empty() ? "" : "="); });
 }
 
 void read_spec(const std::string& text, const std::vector<SpecField>& fields) {

@@ -4,10 +4,8 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <cmath>
-#include <cstdint>
 #include <cstdlib>
 #include <memory>
 #include <thread>
@@ -15,6 +13,7 @@
 #include <vector>
 
 #include "core/machine.h"
+#include "core/restored.h"
 
 namespace tandem {
 namespace {
@@ -41,11 +40,6 @@ bool spin(const Ready& ready) {
 }
 
 thread_local bool inside_part = false;
-struct Inside {
-  bool before = std::exchange(inside_part, true);
-  ~Inside() { inside_part = before; }
-};
-
 class Team {
  public:
   ~Team();
@@ -77,7 +71,7 @@ void Team::run(int parts, team::Call call, const void* body) {
     Worker& w = *workers_.back();
     w.thread = std::thread([this, &w, part = int(workers_.size())] { work(w, part); });
   }
-  Inside part_of_it;
+  const Restored part_of_it(inside_part, true);
   call_ = call;
   body_ = body;
   pending_ = parts - 1;

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdarg>
 #include <cstdio>
+#include <sstream>
 
 namespace tandem {
 
@@ -34,6 +35,13 @@ std::string short_number(double v, int most) {
   return text;
 }
 
+std::vector<std::string> parts_of(const std::string& text, char between) {
+  std::vector<std::string> parts;
+  std::istringstream in(text.empty() ? text : text + between);
+  for (std::string part; std::getline(in, part, between);) parts.push_back(part);
+  return parts;
+}
+
 std::string readable_bytes(double bytes) {
   const int unit = bytes >= 1024.0 * (1 << 20) ? 3 : bytes >= (1 << 20) ? 2 : bytes >= 1024 ? 1 : 0;
   const double v = bytes / std::pow(1024.0, unit);
@@ -53,12 +61,6 @@ std::string hex(std::string_view bytes) {
     s += "0123456789abcdef"[c & 15];
   }
   return s;
-}
-
-std::string listed(const std::vector<std::string>& names) {
-  std::string all;
-  for (const std::string& name : names) all += (all.empty() ? "" : ", ") + name;
-  return all;
 }
 
 std::string shell_quoted(std::string_view text) {

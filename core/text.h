@@ -2,9 +2,11 @@
 #pragma once
 #include <charconv>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace tandem {
@@ -16,7 +18,18 @@ std::string readable_bytes(double bytes);          // "1.5 MiB"
 std::string hex(std::uint64_t v);                  // 16 hexadecimal digits
 std::string hex(std::string_view bytes);           // two hexadecimal digits for each byte
 std::string shell_quoted(std::string_view text);   // one word of a shell's command line: 'it'\''s'
-std::string listed(const std::vector<std::string>& names);  // "a, b, c"
+std::vector<std::string> parts_of(const std::string& text, char between);  // "a,b," has three; "" has none
+
+// The values as text, with `between` between two of them: joined(names, ", ") is "a, b, c".
+template <class Values, class Text = std::identity>
+std::string joined(const Values& values, const char* between, const Text& text = {}) {
+  std::string all;
+  for (bool first = true; const auto& value : values)
+    all.append(std::exchange(first, false) ? "" : between).append(std::invoke(text, value));
+  return all;
+}
+
+inline std::string listed(const std::vector<std::string>& names) { return joined(names, ", "); }
 
 // The number that the whole of `text` denotes; none: `text` is not a number, or it does not fit a T.
 template <class T>

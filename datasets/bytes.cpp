@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdio>
 #include <cstring>
 
+#include "core/files/files.h"
 #include "datasets/dataset.h"
 
 namespace tandem {
@@ -38,7 +38,7 @@ void ByteSource::expect_end() const {
   if (position_ < bytes_.size()) reject("goes on after ", position_, " bytes, expected its end there");
 }
 
-ByteSource open_bytes(const std::filesystem::path& path, const std::string& remedy) {
+ByteSource open_bytes(const std::filesystem::path& path, const std::string& remedy, Promise promise) {
   std::error_code ignored;
   auto status = std::filesystem::status(path, ignored);
   if (status.type() == std::filesystem::file_type::not_found) {
@@ -50,14 +50,14 @@ ByteSource open_bytes(const std::filesystem::path& path, const std::string& reme
   if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status))
     refuse(path.string(), ": is ", std::filesystem::is_directory(status) ? "a directory" : "not a regular file",
            ", expected a file: move it away and ", remedy);
-  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "rb"), &std::fclose);
+  const OpenFile file = open_file(path, "rb");
   if (!file) refuse(path.string(), ": cannot be opened: ", std::strerror(errno));
   std::vector<std::uint8_t> bytes(std::filesystem::file_size(path));
   bytes.resize(std::fread(bytes.data(), 1, bytes.size(), file.get()));
   if (std::ferror(file.get())) refuse(path.string(), ": cannot be read: ", std::strerror(errno));
   const bool compressed = bytes.size() > 1 && bytes[0] == 0x1f && bytes[1] == 0x8b;
   ByteSource source(path, remedy, std::move(bytes));
-  return compressed ? gunzip(source) : source;
+  return compressed ? gunzip(source, promise) : source;
 }
 
 }  // namespace tandem

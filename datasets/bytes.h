@@ -3,7 +3,7 @@
 #pragma once
 #include <cstdint>
 #include <filesystem>
-#include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -51,10 +51,13 @@ class ByteSource {
 
 // A file that begins like a gzip file is decompressed, regardless of its name. Throws when there is no such file, or
 // when the path is not a file.
-ByteSource open_bytes(const std::filesystem::path& path, const std::string& remedy);
+// `promise` returns the size of a file that begins so. A compressed file that holds more is refused before all of it is
+// decompressed.
+using Promise = double (*)(std::span<const std::uint8_t> beginning);
+ByteSource open_bytes(const std::filesystem::path& path, const std::string& remedy, Promise promise = nullptr);
 
 // The decompressed bytes of a gzip file; throws when they are damaged, or when the file does not end after them.
 // gzip.cpp (zlib) or, where there is no zlib, gzip_none.cpp is linked.
-ByteSource gunzip(const ByteSource& compressed);
+ByteSource gunzip(const ByteSource& compressed, Promise promise = nullptr);
 
 }  // namespace tandem

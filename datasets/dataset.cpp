@@ -6,13 +6,11 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <functional>
-#include <numeric>
-#include <sstream>
 #include <tuple>
 
 #include "core/backend.h"
 #include "core/random.h"
+#include "core/text.h"
 #include "datasets/cifar.h"
 #include "datasets/folder.h"
 #include "datasets/mnist.h"
@@ -57,6 +55,25 @@ const NamedSet& files_of(const std::string& name) {
 // The name under which the files are downloaded: both kinds of labels are in the same files.
 std::string archive_of(const std::string& name) { return name.starts_with("cifar-100") ? "cifar-100" : name; }
 
+// The committed part of Fashion-MNIST, next to the program's folder or in the working directory; empty if it is not
+// there.
+fs::path small_set(const std::string& name) {
+  std::error_code ignored;
+  const fs::path program = fs::read_symlink("/proc/self/exe", ignored);
+  for (const fs::path& root : {program.parent_path().parent_path(), fs::path()}) {
+    const fs::path folder = root / "datasets" / "fashion-mnist-small";
+    if (name == "fashion-mnist" && fs::exists(folder / "train-images-idx3-ubyte.gz", ignored)) return folder;
+  }
+  return {};
+}
+
+// Prints on the first of the processes that a launcher started.
+void print_once(const std::string& text) {
+  for (const char* variable : {"RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"})
+    if (const char* rank = std::getenv(variable); rank && std::string(rank) != "0") return;
+  std::fprintf(stderr, "%s\n", text.c_str());
+}
+
 }  // namespace
 
 std::string dataset_names() {
@@ -86,16 +103,15 @@ Dataset load_dataset(const std::string& given, const fs::path& directory, const 
 }
 
 std::map<std::string, std::string> description(const Pictures& p) {
-  auto list = [](const auto& values, const char* between) {
-    std::ostringstream text;
-    text.precision(9);  // enough to restore the same float
-    for (std::size_t i = 0; i < values.size(); i++) text << (i ? between : "") << values[i];
-    return text.str();
-  };
+  auto exact = [](float v) { return digits(v, 9); };  // enough to restore the same float
   std::vector<std::string> classes = p.class_names;
   for (int c = int(classes.size()); c < p.classes; c++) classes.push_back(std::to_string(c));
-  return {{"pictures", p.name},      {"classes", list(classes, "\n")},           {"mean", list(p.mean, ",")},
-          {"std", list(p.std, ",")}, {"channels", std::to_string(p.channels())}, {"side", std::to_string(p.height())}};
+  return {{"pictures", p.name},
+          {"classes", joined(classes, "\n")},
+          {"mean", joined(p.mean, ",", exact)},
+          {"std", joined(p.std, ",", exact)},
+          {"channels", std::to_string(p.channels())},
+          {"side", std::to_string(p.height())}};
 }
 
 std::string download_command(const std::string& name, const fs::path& folder) {
@@ -103,29 +119,6 @@ std::string download_command(const std::string& name, const fs::path& folder) {
   const fs::path root = folder.filename() == files_of(name).folder ? folder.parent_path() : folder;
   return "datasets/get-data.sh " + name + " " + (root.empty() ? "." : root.string());
 }
-
-namespace {
-
-// The committed part of Fashion-MNIST, next to the program's folder or in the working directory; empty if it is not
-// there.
-fs::path small_set(const std::string& name) {
-  std::error_code ignored;
-  const fs::path program = fs::read_symlink("/proc/self/exe", ignored);
-  for (const fs::path& root : {program.parent_path().parent_path(), fs::path()}) {
-    const fs::path folder = root / "datasets" / "fashion-mnist-small";
-    if (name == "fashion-mnist" && fs::exists(folder / "train-images-idx3-ubyte.gz", ignored)) return folder;
-  }
-  return {};
-}
-
-// Prints on the first of the processes that a launcher started.
-void print_once(const std::string& text) {
-  for (const char* variable : {"RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"})
-    if (const char* rank = std::getenv(variable); rank && std::string(rank) != "0") return;
-  std::fprintf(stderr, "%s\n", text.c_str());
-}
-
-}  // namespace
 
 fs::path find_data(const std::string& name, const fs::path& directory) {
   const NamedSet& files = files_of(name);

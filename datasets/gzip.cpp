@@ -1,12 +1,14 @@
 #include <zlib.h>
 
+#include <cmath>
+
 #include "datasets/bytes.h"
 
 namespace tandem {
 
 // inflate() rather than gzread(), which takes plain files for compressed ones and overlooks bytes after the end. A file
 // is a series of members (RFC 1952), and zeros may follow the last.
-ByteSource gunzip(const ByteSource& compressed) {
+ByteSource gunzip(const ByteSource& compressed, Promise promise) {
   const std::vector<std::uint8_t>& from = compressed.all();
   // Bytes of output and of input for one call of inflate()
   const std::size_t step = std::min<std::size_t>(8 * from.size() + 64, 1 << 24), most = 1 << 30;
@@ -24,6 +26,8 @@ ByteSource gunzip(const ByteSource& compressed) {
     const int result = inflate(&z, Z_NO_FLUSH);
     at = std::size_t(z.next_in - from.data());
     size = std::size_t(z.next_out - to.data());
+    if (const double whole = promise ? promise({to.data(), size}) : INFINITY; double(size) > whole)
+      compressed.reject("goes on after ", std::uint64_t(whole), " bytes, expected its end there");
     if (result == Z_STREAM_END) {
       while (at < from.size() && from[at] == 0) at++;
       more = at < from.size();

@@ -1,6 +1,5 @@
 #include "datasets/loader.h"
 
-#include <algorithm>
 #include <chrono>
 #include <cmath>
 

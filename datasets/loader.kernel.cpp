@@ -1,7 +1,5 @@
 // One pass from the set's bytes to a batch: gather, crop, mirror, normalise, convert.
-#include <algorithm>
 #include <cstring>
-#include <vector>
 
 #include "core/launch.h"
 #include "datasets/loader.h"

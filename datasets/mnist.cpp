@@ -1,7 +1,23 @@
 #include "datasets/mnist.h"
 
+#include <cmath>
+
 namespace tandem {
 namespace {
+
+std::uint32_t number(const std::uint8_t* header, int i) {  // i-th word of an IDX file
+  const std::uint8_t* b = header + 4 * i;
+  return std::uint32_t{b[0]} << 24 | std::uint32_t{b[1]} << 16 | std::uint32_t{b[2]} << 8 | b[3];
+}
+
+// Of an IDX file that begins so; infinite where it is none.
+double idx_size(std::span<const std::uint8_t> beginning) {
+  const int rank = beginning.size() < 4 || beginning[3] > 3 ? 0 : beginning[3];
+  if (rank == 0 || beginning.size() < 4 + 4 * std::size_t(rank)) return INFINITY;
+  double elements = 1;
+  for (int axis = 1; axis <= rank; axis++) elements *= number(beginning.data(), axis);
+  return 4 + 4 * rank + elements;
+}
 
 Dataset read_four_files(const std::string& name, const std::filesystem::path& folder,
                         const std::vector<std::string>& classes) {
@@ -28,17 +44,14 @@ Dataset read_four_files(const std::string& name, const std::filesystem::path& fo
 Tensor read_idx(ByteSource& file, int rank) {
   std::vector<std::uint8_t> header(4 + 4 * std::size_t(rank));
   file.read(header.data(), header.size());
-  auto number = [&](int i) {
-    const std::uint8_t* b = header.data() + 4 * i;
-    return std::uint32_t{b[0]} << 24 | std::uint32_t{b[1]} << 16 | std::uint32_t{b[2]} << 8 | b[3];
-  };
-  if (number(0) != 0x800u + std::uint32_t(rank))
-    file.mistaken("begins with the number ", number(0), ", expected ", 0x800 + rank, ": IDX, unsigned bytes, rank ",
-                  rank);
+  const std::uint8_t* words = header.data();
+  if (number(words, 0) != 0x800u + std::uint32_t(rank))
+    file.mistaken("begins with the number ", number(words, 0), ", expected ", 0x800 + rank,
+                  ": IDX, unsigned bytes, rank ", rank);
   Shape shape;
   for (int axis = 0; axis < rank; axis++) {
-    if (number(1 + axis) == 0) file.reject("its header says 0 along axis ", axis, ", expected at least 1");
-    shape.append(number(1 + axis));
+    if (number(words, 1 + axis) == 0) file.reject("its header says 0 along axis ", axis, ", expected at least 1");
+    shape.append(number(words, 1 + axis));
   }
   return file.read_array(shape, DType::u8);
 }
@@ -48,7 +61,8 @@ Pictures idx_pictures(std::string name, const std::filesystem::path& images, con
   Pictures p;
   p.name = std::move(name);
   p.classes = classes;
-  ByteSource label_file = open_bytes(labels, remedy);  // the small file first, so that mistakes are detected early
+  ByteSource label_file =
+      open_bytes(labels, remedy, idx_size);  // the small file first, so that mistakes are detected early
   const Tensor bytes = read_idx(label_file, 1);
   const std::int64_t n = bytes.size(0);
   p.labels = host_tensor({n}, DType::i32);
@@ -59,7 +73,7 @@ Pictures idx_pictures(std::string name, const std::filesystem::path& images, con
       label_file.mistaken("label ", int(from[i]), " at position ", i, ", expected 0 to ", classes - 1);
     to[i] = from[i];
   }
-  ByteSource image_file = open_bytes(images, remedy);
+  ByteSource image_file = open_bytes(images, remedy, idx_size);
   const Tensor x = read_idx(image_file, 3);
   if (x.size(0) != n)
     image_file.mistaken(x.size(0), " pictures, expected ", n, " as there are labels in ", labels.string());

@@ -53,8 +53,7 @@ void share_out(const Part& pictures, std::vector<double> q, const Philox& random
 const std::string Partition::forms = "shared, equal, dirichlet:alpha=0.5, classes:k=2, sizes:beta=0.5 or groups:n=2";
 
 Partition Partition::parse(const std::string& text) {
-  const auto known =
-      std::find_if(std::begin(kinds), std::end(kinds), [&](const auto& k) { return k.name == spec_name(text); });
+  const auto known = std::ranges::find_if(kinds, [&](const auto& k) { return k.name == spec_name(text); });
   if (known == std::end(kinds)) refuse("--partition ", text, ": choose ", forms);
   Partition p{Kind(known - std::begin(kinds)), known->fallback};
   std::vector<SpecField> fields;

@@ -1,6 +1,5 @@
 #include "datasets/synthetic.h"
 
-#include <algorithm>
 #include <array>
 #include <cmath>
 #include <numbers>

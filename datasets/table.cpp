@@ -2,10 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <sstream>
 
 #include "core/text.h"
-#include "datasets/loader.h"
 #include "datasets/npy.h"
 
 namespace tandem {
@@ -115,22 +113,12 @@ Batch TableLoader::make(std::int64_t epoch, std::int64_t index) {
   return b;
 }
 
-bool TableLoader::next(Batch& batch) {
-  if (next_ >= cut_.batches) return false;
-  batch = make(epoch_, next_++);
-  return true;
-}
-
 std::map<std::string, std::string> TableLoader::description() const {
-  auto text = [](const std::vector<float>& values) {
-    std::ostringstream s;
-    for (std::size_t i = 0; i < values.size(); i++) s << (i ? "," : "") << values[i];
-    return s.str();
-  };
+  auto text = [](float v) { return digits(v, 6); };
   std::map<std::string, std::string> d{{"pictures", table_.name}};
   if (!table_.mean.empty()) {
-    d["mean"] = text(table_.mean);
-    d["std"] = text(table_.std);
+    d["mean"] = joined(table_.mean, ",", text);
+    d["std"] = joined(table_.std, ",", text);
   }
   return d;
 }

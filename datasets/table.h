@@ -42,11 +42,6 @@ class TableLoader final : public BatchSource {
   void share(int rank, int world) override;
   std::int64_t batches_per_epoch() const override { return cut_.batches; }
   std::int64_t pictures_per_epoch() const override { return table_.rows(); }
-  void start(std::int64_t epoch, std::int64_t first = 0) override {
-    epoch_ = epoch;
-    next_ = first;
-  }
-  bool next(Batch& batch) override;
   Batch make(std::int64_t epoch, std::int64_t index) override;
   std::map<std::string, std::string> description() const override;
 
@@ -56,7 +51,6 @@ class TableLoader final : public BatchSource {
   Backend& backend_;
   int rank_ = 0;
   Cut cut_{1, 1, 1, false};
-  std::int64_t epoch_ = 0, next_ = 0;
   std::vector<std::int32_t> order_;  // of the epoch order_epoch_
   std::int64_t order_epoch_ = -1;
 };

@@ -111,10 +111,8 @@ class Attempt {
 int main(int argc, char** argv) {
   return run_program(argc, argv, [&] {
     int runs = 1;
-    auto whole = [&](const std::string& v) {
-      runs = parsed<int>(v).value_or(0);
-      if (runs < 1 || runs > 9999) refuse("--runs ", v, ": expected a whole number from 1 to 9999");
-    };
+    OptionRows own;
+    own.number("--runs", runs, 1, 9999, "runs, with seeds that follow each other, and their mean");
     const RunConfig o =
         parse_options(argc, argv, "CIFAR-10 to 94 % in seconds (airbench94's recipe).",
                       {.epochs = 10,
@@ -125,7 +123,7 @@ int main(int argc, char** argv) {
                        .label_smoothing = label_smoothing},
                       {"--data", "--epochs", "--batch", "--lr", "--momentum", "--weight-decay", "--label-smoothing",
                        "--seed", "--device", "--dtype", "--threads", "--val", "--tf32"},
-                      {{"--runs", "runs, with seeds that follow each other, and their mean", "1", whole}});
+                      own.all);
     auto backend = make_backend(o);
     const Dataset data = load_dataset("cifar-10", o.data);
     const Pictures training = split(data.train, o.val, o.seed).first;

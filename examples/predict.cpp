@@ -12,25 +12,16 @@ using namespace tandem;
 
 int main(int argc, char** argv) {
   return run_program(argc, argv, [&] {
-    std::string weights, model, top = "3";
+    std::string weights, model;
     std::vector<std::string> files;
-    auto into = [](std::string& to) { return [&to](const std::string& value) { to = value; }; };
-    parse_command_line(argc, argv, "Says what is on pictures: predict --weights FILE PICTURE…",
-                       {{"--weights", "a checkpoint, or a file of --export-torch", "", into(weights)},
-                        {"--model", "its model, where the file does not say: " + model_names(), "",
-                         [&](const std::string& name) {
-                           try {
-                             check_model_name(model = name);
-                           } catch (const Error& e) {
-                             refuse("--model: ", e.what());
-                           }
-                         }},
-                        {"--top", "how many classes to print for a picture", top, into(top)}},
-                       &files);
+    int shown = 3;
+    OptionRows own;
+    own.text("--weights", weights, "a checkpoint, or a file of --export-torch");
+    own.text("--model", model, "its model, where the file does not say: " + model_names(), {}, check_model_name);
+    own.number("--top", shown, 1, 1000000, "how many classes to print for a picture");
+    parse_command_line(argc, argv, "Says what is on pictures: predict --weights FILE PICTURE…", own.all, &files);
     if (weights.empty()) refuse("with which weights? Name a checkpoint with --weights");
     if (files.empty()) refuse("which pictures? Name their files");
-    const int shown = std::atoi(top.c_str());
-    if (shown < 1) refuse("--top ", top, ": expected a whole number from 1");
 
     auto backend = cpu_backend();
     Classifier classify(weights, model, *backend);

@@ -37,18 +37,16 @@ Table houses(std::int64_t rows) {
 int main(int argc, char** argv) {
   return run_program(argc, argv, [&] {
     std::string features, targets, kind = "numbers";
-    auto text = [](std::string name, std::string& field, std::string help) {
-      return OptionSpec{name, help, field, [&field](const std::string& v) { field = v; }};
-    };
+    OptionRows own;
+    own.text("--features", features, "features [N, columns] as .npy");
+    own.text("--targets", targets, "their targets as .npy");
+    own.choice("--task", kind, {"numbers", "classes", "labels"},
+               "numbers (regression), classes or labels (each target 0 or 1)");
     RunConfig o = parse_options(argc, argv, "A network for rows of numbers.",
                                 {.epochs = 20, .batch = 64, .learning_rate = 0.003, .optimizer = "adamw"},
                                 {"--epochs", "--batch", "--lr", "--schedule", "--optimizer", "--seed", "--device",
                                  "--metrics", "--checkpoint", "--resume"},
-                                {text("--features", features, "features [N, columns] as .npy"),
-                                 text("--targets", targets, "their targets as .npy"),
-                                 text("--task", kind, "numbers (regression), classes or labels (each target 0 or 1)")});
-    if (kind != "numbers" && kind != "classes" && kind != "labels")
-      refuse("--task ", kind, ": choose numbers, classes or labels");
+                                own.all);
     if (features.empty() != targets.empty()) refuse("--features and --targets go together: name both");
     if (kind != "numbers" && features.empty()) refuse("--task ", kind, " needs your own --features and --targets");
     auto backend = make_backend(o);

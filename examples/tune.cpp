@@ -3,35 +3,15 @@
 //
 //   build/tune --model resnet20 --memory-budget 200M
 //   build/tune --model resnet152 --memory-budget 8G --on h200 --ranks 4 --link 10G
-#include <algorithm>
 #include <cmath>
 #include <cstdio>
 
 #include "core/files/files.h"
-#include "core/text.h"
-#include "layers/train/metrics.h"
 #include "tandem.h"
 
 using namespace tandem;
 
 namespace {
-
-struct Asked {
-  TuneRequest request;
-  std::string metrics;
-};
-
-double number(const std::string& option, const std::string& text, double low) {
-  const auto v = parsed<double>(text);
-  if (!v || !(*v >= low) || !std::isfinite(*v)) refuse(option, " ", text, ": expected a number from ", low);
-  return *v;
-}
-
-std::int64_t count(const std::string& option, const std::string& text) {
-  const auto v = parsed<int>(text);
-  if (!v || *v < 1) refuse(option, " ", text, ": expected a whole number from 1");
-  return *v;
-}
 
 double bits(const std::string& option, const std::string& text) {
   const double unit = text.ends_with('G') ? 1e9 : text.ends_with('M') ? 1e6 : 0;
@@ -40,60 +20,49 @@ double bits(const std::string& option, const std::string& text) {
   return *v * unit;
 }
 
-bool either(const std::string& option, const std::string& text, const char* no, const char* yes) {
-  if (text != no && text != yes) refuse(option, " ", text, ": choose ", no, " or ", yes);
-  return text == yes;
-}
-
 // "32,64" or "1x,4x": numbers of samples, and multiples of the largest minibatch that fits with all tensors kept.
 void read_batches(const std::string& list, TunerOptions& tuner) {
-  for (std::size_t at = 0; at <= list.size();) {
-    const std::size_t end = std::min(list.find(',', at), list.size());
-    const std::string one = list.substr(at, end - at);
+  for (const std::string& one : parts_of(list, ',')) {
     if (one.ends_with('x'))
-      tuner.multiples.push_back(number("--batches", one.substr(0, one.size() - 1), 0.01));
+      tuner.multiples.push_back(
+          OptionRows::parse("--batches", one.substr(0, one.size() - 1), 0.01, 1e6, "multiples from 0.01x: 1x,4x"));
     else
-      tuner.batches.push_back(count("--batches", one));
-    at = end + 1;
+      tuner.batches.push_back(
+          OptionRows::parse<std::int64_t>("--batches", one, 1, OptionRows::large, "whole numbers from 1: 32,64"));
   }
 }
 
-RunConfig options(int argc, char** argv, Asked& a) {
-  TuneRequest& r = a.request;
+RunConfig options(int argc, char** argv, TuneRequest& r) {
+  constexpr int large = OptionRows::large;
   ExchangeModel& x = r.tuner.exchange;
-  RunConfig o = parse_options(
-      argc, argv, "Finds the minibatch that is fastest per sample within a budget of memory.",
-      {.data_set = "cifar10", .model = "resnet20", .epochs = 8, .learning_rate = 0.1},
-      {"--data", "--data-set", "--size", "--model", "--epochs", "--schedule", "--optimizer", "--dtype", "--threads",
-       "--seed", "--memory-budget", "--swap", "--scratch", "--lr"},
-      {{"--on", "here: this machine, measured; h200: a simulated GPU", "here",
-        [&](const std::string& v) { r.simulated = either("--on", v, "here", "h200"); }},
-       {"--batches",
-        "the minibatches to try: 32,64, or 1x,4x: times the largest that needs no plan (default: from 8 until none "
-        "fits)",
-        "", [&](const std::string& v) { read_batches(v, r.tuner); }},
-       {"--base-batch", "the minibatch for which --lr was chosen", "128",
-        [&](const std::string& v) { r.base_batch = count("--base-batch", v); }},
-       {"--rate-rule", "how the learning rate follows: linear, sqrt, lars or adascale", "linear",
-        [&](const std::string& v) {
-          const auto rule = rate_rule_in(v);
-          if (!rule) refuse("--rate-rule ", v, ": choose linear, sqrt, lars or adascale");
-          r.rule = *rule;
-        }},
-       {"--noise-steps", "steps of 16 pictures before the gradient's noise is measured", "200",
-        [&](const std::string& v) { r.noise_steps = int(count("--noise-steps", v)); }},
-       {"--ranks", "how many train together", "1", [&](const std::string& v) { x.ranks = int(count("--ranks", v)); }},
-       {"--link", "bit/s of each rank's link: 10G, 500M (default: no limit)", "",
-        [&](const std::string& v) { x.link = bits("--link", v) / 8; }},
-       {"--exchange", "server or all-reduce", "server",
-        [&](const std::string& v) { x.server = either("--exchange", v, "all-reduce", "server"); }},
-       {"--measure", "run the plans here too", "", [&](const std::string&) { r.measure = true; }, true},
-       {"--metrics", "file for what was predicted and measured; examples/report.py draws it (.jsonl)", "",
-        [&](const std::string& v) { a.metrics = v; }}});
+  std::string on = "here", exchange = "server";
+  OptionRows own;
+  own.choice("--on", on, {"here", "h200"}, "here: this machine, measured; h200: a simulated GPU");
+  own.add({"--batches",
+           "the minibatches to try: 32,64, or 1x,4x: times the largest that needs no plan (default: from 8 until none "
+           "fits)",
+           "", [&](const std::string& v) { read_batches(v, r.tuner); }});
+  own.number("--base-batch", r.base_batch, 1, large, "the minibatch for which --lr was chosen");
+  own.choice("--rate-rule", r.rule, {RateRule::linear, RateRule::square_root, RateRule::lars, RateRule::adascale},
+             "how the learning rate follows: linear, sqrt, lars or adascale");
+  own.number("--noise-steps", r.noise_steps, 1, large, "steps of 16 pictures before the gradient's noise is measured");
+  own.number("--ranks", x.ranks, 1, large, "how many train together");
+  own.add({"--link", "bit/s of each rank's link: 10G, 500M (default: no limit)", "",
+           [&](const std::string& v) { x.link = bits("--link", v) / 8; }});
+  own.choice("--exchange", exchange, {"server", "all-reduce"}, "server or all-reduce");
+  own.flag("--measure", r.measure, true, "run the plans here too");
+  RunConfig o =
+      parse_options(argc, argv, "Finds the minibatch that is fastest per sample within a budget of memory.",
+                    {.data_set = "cifar10", .model = "resnet20", .epochs = 8, .learning_rate = 0.1},
+                    {"--data", "--data-set", "--size", "--model", "--epochs", "--schedule", "--optimizer", "--dtype",
+                     "--threads", "--seed", "--memory-budget", "--swap", "--scratch", "--lr", "--metrics"},
+                    own.all);
+  r.simulated = on == "h200";
+  x.server = exchange == "server";
   if (r.simulated && o.memory_budget == 0) refuse("--on h200: how much of its memory? Say --memory-budget 100G");
   if (r.measure && r.simulated) refuse("--measure: only what is --on here can be measured here");
   if (x.link > 0 && x.ranks == 1) refuse("--link is that between ranks: say --ranks too");
-  check_replaceable("--metrics", a.metrics, R"({"event":)", "metrics");
+  check_replaceable("--metrics", o.metrics, R"({"event":)", "metrics");
   return o;
 }
 
@@ -130,8 +99,8 @@ void print(const Tuned& t, const RunConfig& o, const TuneRequest& r, std::int64_
 }
 
 // Writes the choice, and what it rests on, for examples/report.py.
-void write_tuned(const std::string& path, const Tuned& t, const RunConfig& o, const TuneRequest& r) {
-  MetricsFile file(path);
+void write_tuned(const Tuned& t, const RunConfig& o, const TuneRequest& r) {
+  MetricsFile file(o.metrics);
   file.write({{"event", std::string("tuned")},
               {"model", o.model},
               {"dtype", std::string(name_of(o.dtype))},
@@ -166,13 +135,13 @@ std::string command(const Tuned& t, const RunConfig& o) {
 
 int main(int argc, char** argv) {
   return run_program(argc, argv, [&] {
-    Asked asked;
-    const RunConfig o = options(argc, argv, asked);
+    TuneRequest request;
+    const RunConfig o = options(argc, argv, request);
     auto backend = make_backend(o);
     const Dataset data = load_dataset(o.data_set, o.data, o.folder);
-    const Tuned t = tune_for(o, data, *backend, asked.request);
-    print(t, o, asked.request, data.train.count());
+    const Tuned t = tune_for(o, data, *backend, request);
+    print(t, o, request, data.train.count());
     std::printf("%s\n", command(t, o).c_str());
-    write_tuned(asked.metrics, t, o, asked.request);
+    write_tuned(t, o, request);
   });
 }

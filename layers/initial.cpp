@@ -35,26 +35,31 @@ double normal_quantile(double p, double low, double high) {
   return 0.5 * (low + high);
 }
 
-// From `p` in [0, 1): a normal number, given that it lies between the bounds.
-double truncated_normal(const Initial& how, double p) {
-  double low = (how.low - how.value) / how.std, high = (how.high - how.value) / how.std;
-  // The left tail has full precision, so the right tail is computed by mirroring
-  const double sign = low + high > 0 ? -1 : 1;
-  if (sign < 0) std::tie(low, high) = std::pair(-high, -low);
-  const double from = normal_below(low), to = normal_below(high);
-  const double z = normal_quantile(from + (to - from) * (p + 0x1p-25), low, high);
-  return std::clamp(how.value + how.std * sign * z, how.low, how.high);
-}
+// A normal number, given that it lies between the bounds.
+struct TruncatedNormal {
+  const Initial& how;
+  double low = (how.low - how.value) / how.std, high = (how.high - how.value) / how.std, sign = 1, from, to;
+  explicit TruncatedNormal(const Initial& initial) : how(initial) {
+    // The left tail has full precision, so the right tail is computed by mirroring
+    if (low + high > 0) std::tie(low, high, sign) = std::tuple(-high, -low, -1.0);
+    from = normal_below(low);
+    to = normal_below(high);
+  }
+  double operator()(double p) const {  // from p in [0, 1)
+    const double z = normal_quantile(from + (to - from) * (p + 0x1p-25), low, high);
+    return std::clamp(how.value + how.std * sign * z, how.low, how.high);
+  }
+};
 
 // Element e of the flat vector, drawn independently of all others; of an orthogonal matrix: before orthonormalise().
-double draw_one(const Initial& how, std::uint64_t seed, std::int64_t e) {
+double draw_one(const Initial& how, const TruncatedNormal& truncated, std::uint64_t seed, std::int64_t e) {
   switch (how.kind) {
     case Initial::Kind::uniform: {
       const double middle = 0.5 * (how.low + how.high), half = 0.5 * (how.high - how.low);
       return middle + half * (2.0 * uniform(words(seed, e).w[0]) - 1.0);
     }
     case Initial::Kind::normal: return how.value + how.std * standard_normal(seed, e);
-    case Initial::Kind::trunc_normal: return truncated_normal(how, uniform(words(seed, e).w[0]));
+    case Initial::Kind::trunc_normal: return truncated(uniform(words(seed, e).w[0]));
     case Initial::Kind::orthogonal: return standard_normal(seed, e);
     default: return how.value;
   }
@@ -140,9 +145,10 @@ void draw(const Initial& how, const Shape& shape, std::uint64_t seed, std::int64
     std::copy_n(whole.begin() + from, n, out.begin());
     return;
   }
+  const TruncatedNormal truncated(how);
   parallel_ranges(n >= parallel_grain ? threads : 1, n, 64, [&](std::int64_t first, std::int64_t last) {
     for (std::int64_t k = first; k < last; k++)
-      out[static_cast<std::size_t>(k)] = draw_one(how, seed, begin + from + k);
+      out[static_cast<std::size_t>(k)] = draw_one(how, truncated, seed, begin + from + k);
   });
   if (!orthogonal) return;
   const std::int64_t rows = shape[0], columns = shape.numel() / rows;

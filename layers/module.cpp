@@ -1,7 +1,5 @@
 #include "layers/module.h"
 
-#include <algorithm>
-
 #include "core/files/json.h"
 
 namespace tandem {

@@ -54,16 +54,12 @@ struct ModuleBuffer {
 class Scope {
  public:
   explicit Scope(const std::string& path)
-      : before_(mode().scope),
+      : scope_(mode().scope, path.empty() ? mode().scope : &path),
         span_(path.empty() ? "model" : "module", "module", &path),
-        use_(memory_use() == Use::other ? Use::activations : memory_use()) {
-    if (!path.empty()) mode().scope = &path;
-  }
-  ~Scope() { mode().scope = before_; }
-  Scope(const Scope&) = delete;
+        use_(memory_use() == Use::other ? Use::activations : memory_use()) {}
 
  private:
-  const std::string* before_;
+  const Restored<const std::string*> scope_;
   Span span_;
   MemoryUse use_;
 };
@@ -163,6 +159,18 @@ class Module {
   std::vector<std::unique_ptr<Parameter>> parameters_;
   std::vector<std::unique_ptr<ModuleBuffer>> buffers_;
   std::vector<std::pair<std::string, Model>> children_;
+};
+
+// While an object of this class exists, the model is in training mode or in eval mode; then in its former mode.
+class InMode {
+ public:
+  InMode(Module& model, bool training) : model_(model), before_(model.training()) { model_.train(training); }
+  ~InMode() { model_.train(before_); }
+  InMode(const InMode&) = delete;
+
+ private:
+  Module& model_;
+  bool before_;
 };
 
 inline Variable Model::operator()(const Variable& x) const { return (**this)(x); }

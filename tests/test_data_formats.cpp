@@ -141,6 +141,8 @@ TEST(Gzip, SaysWhatIsWrong) {
   EXPECT_REFUSED(gzip_idx_of(cut(labels, labels.size() - 8), 1), "ends before its checksum");
   EXPECT_REFUSED(gzip_idx_of(cut(labels, labels.size() - 16), 1), "ends before its checksum", mend);
   EXPECT_REFUSED(gzip_idx_of(gzip(idx(0x801, {3}, {1, 2, 3, 4})), 1), "goes on after 11 bytes");
+  EXPECT_REFUSED(gunzip(*memory(gzip(Bytes(100))), [](std::span<const std::uint8_t>) { return 11.0; }),
+                 "goes on after 11 bytes");
   Bytes tail = gzip(idx(0x801, {3}, {1, 2, 3}));
   tail.push_back(7);
   EXPECT_REFUSED(gzip_idx_of(tail, 1), "bytes after the end of its compressed data");

@@ -21,12 +21,6 @@ class Patterns : public BatchSource {
   void share(int rank, int world) override { shares.push_back({rank, world}); }
   std::int64_t batches_per_epoch() const override { return (pictures_ + batch_ - 1) / batch_; }
   std::int64_t pictures_per_epoch() const override { return pictures_; }
-  void start(std::int64_t epoch, std::int64_t first) override { epoch_ = epoch, next_ = first; }
-  bool next(Batch& batch) override {
-    if (next_ >= batches_per_epoch()) return false;
-    batch = make(epoch_, next_++);
-    return true;
-  }
   Batch make(std::int64_t epoch, std::int64_t index) override {
     const std::int64_t begin = index * batch_, n = std::min<std::int64_t>(batch_, pictures_ - begin);
     std::vector<double> pixels, labels, samples;
@@ -53,7 +47,7 @@ class Patterns : public BatchSource {
 
  private:
   Backend& backend_;
-  std::int64_t pictures_, batch_, epoch_ = 0, next_ = 0;
+  std::int64_t pictures_, batch_;
   DType dtype_;
   std::string noise_;
 };

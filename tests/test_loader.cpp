@@ -589,12 +589,12 @@ TEST_F(LoaderTest, HoldsWhatItSaysFromTheFirstBatchAndNothingAtRest) {
   Loader loader(patterned(200), options(8, 2), *host);
   Batch b = loader.make(0, 0);
   const std::size_t one = held();
-  EXPECT_EQ(host->memory().peak_of_data(), 2 * one) << "another one may be made ahead";
+  EXPECT_EQ(host->memory().statistics().peak_of_data, 2 * one) << "another one may be made ahead";
   for (std::int64_t k = 1; k < 20; k++) {
     loader.make_ahead(0, k + (k % 5 == 0));
     b = loader.make(0, k);
   }
-  EXPECT_EQ(host->memory().peak_of_data(), 2 * one);
+  EXPECT_EQ(host->memory().statistics().peak_of_data, 2 * one);
   b = {};
   loader.start(0);
   loader.next(b);

@@ -546,8 +546,7 @@ TEST(MemoryPlan, CopiesHaveLanesOfTheirOwnInTheTrace) {
       ASSERT_NE(lane, nullptr) << name;
       double bytes = 0;
       std::int64_t last = 0;
-      for (std::size_t i = 0; i < lane->size(); i++) {
-        const Trace::Event& e = (*lane)[i];
+      for (const Trace::Event& e : lane->events()) {
         bytes += e.bytes;
         EXPECT_LE(e.begin, e.end);
         if (!file) continue;

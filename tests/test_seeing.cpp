@@ -88,7 +88,7 @@ TEST(SeeingTrace, LanesOfSeveralThreadsAndABound) {
   for (int i = 0; i < 4; i++) {
     const Trace::Lane* lane = trace.find("lane " + std::to_string(i));
     ASSERT_TRUE(lane);
-    EXPECT_EQ(lane->size(), std::size_t(std::min(100, 40 + 30 * i)));
+    EXPECT_EQ(lane->events().size(), std::size_t(std::min(100, 40 + 30 * i)));
     EXPECT_EQ(lane->dropped(), std::size_t(std::max(0, 30 * i - 60)));
   }
   EXPECT_TRUE(holds(trace.json(), {"30 later events were dropped"}));
@@ -132,15 +132,16 @@ TEST(SeeingTrace, ADeviceSeesTheSameSpansLater) {
   trace.collect();
   const Trace::Lane* lane = trace.find("device: forward");
   ASSERT_NE(lane, nullptr);
-  ASSERT_EQ(lane->size(), 3u) << "counters are the host's";
+  ASSERT_EQ(lane->events().size(), 3u) << "counters are the host's";
   auto span = [&](std::size_t i) {
-    return std::tuple(std::string((*lane)[i].name), (*lane)[i].begin / 1'000'000, (*lane)[i].end / 1'000'000);
+    return std::tuple(std::string(lane->events()[i].name), lane->events()[i].begin / 1'000'000,
+                      lane->events()[i].end / 1'000'000);
   };
   // Marks: follow, forward begins, conv2d ends, relu begins, relu ends, forward ends.
   EXPECT_EQ(span(0), std::tuple(std::string("conv2d"), 6, 7)) << "from where the phase began to where it was queued";
   EXPECT_EQ(span(1), std::tuple(std::string("relu"), 8, 9));
   EXPECT_EQ(span(2), std::tuple(std::string("forward"), 6, 10));
-  EXPECT_EQ((*lane)[0].flops, 8e6);
+  EXPECT_EQ(lane->events()[0].flops, 8e6);
   EXPECT_EQ(trace.find("device: loader"), nullptr) << "another thread queues nothing";
   EXPECT_TRUE(nlohmann::json::accept(trace.json()));
   const std::int64_t marks = device.marks;

@@ -30,7 +30,7 @@ class PreparedWeights {
     auto block = std::make_unique<Scratch>(memory_, bytes);
     prepare(block->data());
     use(block->data());
-    if (again && memory_.budget() == 0) e->kept = std::move(block);
+    if (again && memory_.statistics().budget == 0) e->kept = std::move(block);
   }
 
   void forget(const void* owner) {

@@ -20,7 +20,6 @@
 #include "core/cpu/winograd.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "core/cpu/simd.h"
 #include "core/error.h"

@@ -2,7 +2,6 @@
 // cut.
 #pragma once
 #include <filesystem>
-#include <string>
 
 namespace tandem {
 

@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -23,15 +22,13 @@ void write_file(const std::string& path, std::string_view text) {
 }
 
 std::string read_file(const std::string& path) {
-  std::FILE* file = std::fopen(path.c_str(), "r");
+  const OpenFile file = open_file(path, "r");
   if (!file) refuse(path, ": cannot be read: ", std::strerror(errno));
   std::string text;
   char part[1 << 16];
   errno = 0;
-  for (std::size_t n; (n = std::fread(part, 1, sizeof part, file)) > 0;) text.append(part, n);
-  int error = std::ferror(file) ? errno : 0;
-  std::fclose(file);
-  if (error) refuse(path, ": cannot be read: ", std::strerror(error));
+  for (std::size_t n; (n = std::fread(part, 1, sizeof part, file.get())) > 0;) text.append(part, n);
+  if (std::ferror(file.get())) refuse(path, ": cannot be read: ", std::strerror(errno));
   return text;
 }
 
@@ -68,10 +65,8 @@ void check_replaceable(const std::string& option, const std::string& path, std::
     refuse(option, " ", path, ": is there and holds something else than ", kind, ": choose another name");
 }
 
-namespace {
-
 // /proc/locks: "1: FLOCK  ADVISORY  WRITE 24280 fe:00:10952785 0 EOF".
-std::string holder_of(int descriptor) {
+static std::string holder_of(int descriptor) {
   struct stat s {};
   fstat(descriptor, &s);
   std::string inode = ":";
@@ -83,16 +78,14 @@ std::string holder_of(int descriptor) {
   return "";
 }
 
-}  // namespace
-
 void FileLock::take(const std::string& path, const std::string& name, const std::string& does) {
-  descriptor_ = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (descriptor_ >= 0 && flock(descriptor_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
-    refuse(name, ": another run", holder_of(descriptor_), " ", does);
+  file_.number = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (file_.number >= 0 && flock(file_.number, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
+    refuse(name, ": another run", holder_of(file_.number), " ", does);
 }
 
-FileLock::~FileLock() {
-  if (descriptor_ >= 0) close(descriptor_);
+Descriptor::~Descriptor() {
+  if (number >= 0) close(number);
 }
 
 }  // namespace tandem

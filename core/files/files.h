@@ -1,5 +1,7 @@
 // Whole text files, and locks on files and folders.
 #pragma once
+#include <cstdio>
+#include <memory>
 #include <string>
 #include <string_view>
 
@@ -22,19 +24,30 @@ void make_folder(const std::string& name, const std::string& path);
 void check_replaceable(const std::string& option, const std::string& path, std::string_view mark,
                        const std::string& kind);
 
+// A file of the C library, closed at the end of its life; empty: it cannot be opened, errno says why.
+using OpenFile = std::unique_ptr<std::FILE, int (*)(std::FILE*)>;
+inline OpenFile open_file(const std::string& path, const char* mode) {
+  return {std::fopen(path.c_str(), mode), std::fclose};
+}
+
+// An open file; closed at the end of its life.
+struct Descriptor {
+  int number = -1;  // none
+  explicit Descriptor(int opened = -1) : number(opened) {}
+  Descriptor(const Descriptor&) = delete;
+  ~Descriptor();
+};
+
 // Keeps a second process out of a file or folder. The kernel lets go when the process ends, however it ends, and
 // nothing is left behind.
 class FileLock {
  public:
-  FileLock() = default;
-  FileLock(const FileLock&) = delete;
-  ~FileLock();
   // Throws UsageError when another process has it: "NAME: another run (process 17) DOES". Where there are no locks,
   // none is taken.
   void take(const std::string& path, const std::string& name, const std::string& does);
 
  private:
-  int descriptor_ = -1;
+  Descriptor file_;
 };
 
 }  // namespace tandem

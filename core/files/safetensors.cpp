@@ -146,19 +146,12 @@ bool is_pickle(const unsigned char* head) {
 
 }  // namespace
 
-SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) : path_(path) {
+SafetensorsFile::SafetensorsFile(const std::filesystem::path& path)
+    : path_(path), file_(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {  // does not block on a pipe
   const std::string file = path.string();
-  descriptor_ = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // do not block on a pipe
-  if (descriptor_ < 0) refuse(file, ": cannot be opened: ", std::strerror(errno));
-  struct Guard {  // the destructor does not run when a constructor throws
-    int& descriptor;
-    bool armed = true;
-    ~Guard() {
-      if (armed) close(std::exchange(descriptor, -1));
-    }
-  } guard{descriptor_};
+  if (file_.number < 0) refuse(file, ": cannot be opened: ", std::strerror(errno));
   struct stat status {};
-  if (fstat(descriptor_, &status) != 0 || !S_ISREG(status.st_mode))
+  if (fstat(file_.number, &status) != 0 || !S_ISREG(status.st_mode))
     refuse(file, ": is ", S_ISDIR(status.st_mode) ? "a folder" : "not a regular file", ", expected a safetensors file");
   const auto size = static_cast<std::uint64_t>(status.st_size);
   const Json header = parse_header(file, header_text(size));
@@ -174,7 +167,6 @@ SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) : path_(path
     }
   }
   check_layout(size - data_);
-  guard.armed = false;
 }
 
 std::string SafetensorsFile::header_text(std::uint64_t size) {
@@ -210,9 +202,7 @@ void SafetensorsFile::check_layout(std::uint64_t data_bytes) const {
   const std::string file = path_.string();
   std::vector<const std::pair<const std::string, Entry>*> order;
   for (const auto& named : tensors_) order.push_back(&named);
-  std::sort(order.begin(), order.end(), [](auto* a, auto* b) {
-    return std::pair(a->second.begin, a->second.end) < std::pair(b->second.begin, b->second.end);
-  });
+  std::ranges::sort(order, {}, [](auto* named) { return std::pair(named->second.begin, named->second.end); });
   std::uint64_t at = 0;
   for (const auto* named : order) {
     const auto& [name, e] = *named;
@@ -226,10 +216,6 @@ void SafetensorsFile::check_layout(std::uint64_t data_bytes) const {
            at > data_bytes ? "; it was cut off: get it, or write it, again" : again);
 }
 
-SafetensorsFile::~SafetensorsFile() {
-  if (descriptor_ >= 0) close(descriptor_);
-}
-
 const Entry& SafetensorsFile::at(const std::string& name) const {
   auto found = tensors_.find(name);
   if (found == tensors_.end()) refuse(path_.string(), ": holds no tensor ", name);
@@ -240,7 +226,7 @@ void SafetensorsFile::read_bytes(const std::string& name, const Entry& e, void* 
   char* into = static_cast<char*>(to);
   std::uint64_t from = data_ + e.begin, left = e.bytes();
   while (left > 0) {
-    const ssize_t got = pread(descriptor_, into, std::min<std::uint64_t>(left, 1 << 30), static_cast<off_t>(from));
+    const ssize_t got = pread(file_.number, into, std::min<std::uint64_t>(left, 1 << 30), static_cast<off_t>(from));
     if (got < 0 && errno == EINTR) continue;
     if (got <= 0)
       refuse(path_.string(), ": ", name,
@@ -324,9 +310,7 @@ void SafetensorsWriter::write(const std::filesystem::path& path) const {
   // Wide types first, then by name, as the reference writer does: every tensor begins at a multiple of its element.
   std::vector<const std::pair<const std::string, Item>*> order;
   for (const auto& named : items_) order.push_back(&named);
-  std::stable_sort(order.begin(), order.end(), [](auto* a, auto* b) {
-    return type_named(a->second.dtype).bytes > type_named(b->second.dtype).bytes;
-  });
+  std::ranges::stable_sort(order, std::greater(), [](auto* named) { return type_named(named->second.dtype).bytes; });
   Json header = Json::object();
   if (!metadata_.empty()) header["__metadata__"] = metadata_;
   std::uint64_t at = 0;

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "core/files/files.h"
 #include "core/tensor.h"
 
 namespace tandem {
@@ -22,9 +23,6 @@ namespace tandem {
 class SafetensorsFile {
  public:
   explicit SafetensorsFile(const std::filesystem::path& path);
-  ~SafetensorsFile();
-  SafetensorsFile(const SafetensorsFile&) = delete;
-  SafetensorsFile& operator=(const SafetensorsFile&) = delete;
 
   struct Entry {
     std::string dtype;                 // as in the file: F64 F32 F16 BF16 I64 … BOOL
@@ -53,7 +51,7 @@ class SafetensorsFile {
   void check_layout(std::uint64_t data_bytes) const;
   void read_bytes(const std::string& name, const Entry& e, void* to) const;
   std::filesystem::path path_;
-  int descriptor_ = -1;
+  Descriptor file_;
   std::uint64_t data_ = 0;  // where the elements begin in the file
   std::map<std::string, Entry> tensors_;
   std::map<std::string, std::string> metadata_;

@@ -1,13 +1,15 @@
 #include "core/trace/trace.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <nlohmann/json.hpp>
 
 #include "core/files/files.h"
-#include "core/files/json.h"
-#include "core/text.h"
 
 namespace tandem {
+
+using Json = nlohmann::ordered_json;
 
 Trace::Lane*& thread_lane() {
   static thread_local Trace::Lane* lane = nullptr;
@@ -63,11 +65,10 @@ void Trace::Lane::add_now(Event e) {
   follow(e);
 }
 
-void Trace::Lane::follow(const Event& e) {
-  const std::int64_t begin = e.mark >= 0 ? e.mark : trace_.last_mark_;
-  trace_.last_mark_ = trace_.follower_->mark();
-  trace_.followed_.push_back({this, e, trace_.last_mark_});
-  trace_.followed_.back().event.mark = std::max<std::int64_t>(0, begin);
+void Trace::Lane::follow(Event e) {
+  if (e.mark < 0) e.mark = std::max<std::int64_t>(0, trace_.last_mark_);
+  e.end = trace_.last_mark_ = trace_.follower_->mark();
+  trace_.followed_.emplace_back(this, e);
 }
 
 void Trace::follow(Follower* follower) {
@@ -80,23 +81,20 @@ void Trace::collect() {
   Follower* f = follower();
   if (!f || followed_.empty()) return;  // only a trace that follows devices waits for them
   const std::vector<std::int64_t> times = f->times([this] { return now(); });
-  for (Followed& s : followed_) {
-    s.event.begin = times[std::size_t(s.event.mark)];
-    s.event.end = times[std::size_t(s.end)];
-    lane("device: " + s.lane->name()).keep(s.event);
+  for (auto& [on, event] : followed_) {
+    event.begin = times[std::size_t(event.mark)];
+    event.end = times[std::size_t(event.end)];
+    lane("device: " + on->name()).keep(event);
   }
   followed_.clear();
   last_mark_ = f->mark();
 }
 
 void Trace::Lane::keep(const Event& e) {
-  if (size_ >= trace_.limit_) {
+  if (events_.size() < trace_.limit_)
+    events_.push_back(e);
+  else
     dropped_++;
-    return;
-  }
-  if (size_ / chunk == chunks_.size()) chunks_.push_back(std::make_unique<Event[]>(chunk));
-  chunks_[size_ / chunk][size_ % chunk] = e;
-  size_++;
 }
 
 void Trace::Lane::until_now(Event e) {
@@ -119,51 +117,41 @@ std::string Trace::json(const std::vector<std::string>& others) const {
 
 std::string Trace::events(std::int64_t shift) const {
   std::string out;
-  const std::string pid = std::to_string(rank_);
-  auto metadata = [&](const char* what, int tid, const std::string& argument) {
-    out += "{\"ph\":\"M\",\"name\":\"" + std::string(what) + "\",\"pid\":" + pid + ",\"tid\":" + std::to_string(tid) +
-           ",\"args\":{" + argument + "}}";
+  auto add = [&](const char* kind, const std::string& name, int lane, Json&& fields) {
+    Json row = {{"ph", kind}, {"name", name}, {"pid", rank_}, {"tid", lane}};
+    row.update(fields);
+    out += (out.empty() ? "" : ",\n") + row.dump(-1, ' ', false, Json::error_handler_t::replace);
   };
-  metadata("process_name", 0, "\"name\":" + json_quoted(process_));
+  auto us = [](std::int64_t ns) { return double(ns) / 1e3; };
+  add("M", "process_name", 0, {{"args", {{"name", process_}}}});
   for (const auto& lane : lanes_) {
-    out += ",\n";
-    metadata("thread_name", lane->index(), "\"name\":" + json_quoted(lane->name()));
-    out += ",\n";
-    metadata("thread_sort_index", lane->index(), "\"sort_index\":" + std::to_string(lane->index()));
+    add("M", "thread_name", lane->index(), {{"args", {{"name", lane->name()}}}});
+    add("M", "thread_sort_index", lane->index(), {{"args", {{"sort_index", lane->index()}}}});
   }
   for (const auto& lane : lanes_) {
     // Spans are added when they end; viewers expect the order in which they began, outer before inner.
-    std::vector<const Event*> events(lane->size());
-    for (std::size_t i = 0; i < events.size(); i++) events[i] = &(*lane)[i];
-    std::stable_sort(events.begin(), events.end(), [](const Event* a, const Event* b) {
-      return a->begin != b->begin ? a->begin < b->begin : a->end > b->end;
-    });
-    for (const Event* e : events) {
-      bool counts = std::strcmp(e->kind, "counter") == 0, placed = e->where && !e->where->empty();
-      std::string label = placed && std::strcmp(e->kind, "module") == 0 ? *e->where : e->name;
-      out += ",\n{\"ph\":\"" + std::string(counts ? "C" : "X") + "\",\"name\":" + json_quoted(label) +
-             ",\"cat\":" + json_quoted(e->kind) + ",\"pid\":" + pid + ",\"tid\":" + std::to_string(lane->index()) +
-             ",\"ts\":" + printed("%.3f", double(e->begin + shift) / 1e3);
-      std::string arguments;
-      auto argument = [&](const char* name, const std::string& value) {
-        arguments += (arguments.empty() ? "\"" : ",\"") + std::string(name) + "\":" + value;
-      };
+    std::vector<Event> events(lane->events().begin(), lane->events().end());
+    std::ranges::stable_sort(events, {}, [](const Event& e) { return std::pair(e.begin, -e.end); });
+    for (const Event& e : events) {
+      const bool counts = std::strcmp(e.kind, "counter") == 0, placed = e.where && !e.where->empty();
+      Json fields = {{"cat", e.kind}, {"ts", us(e.begin + shift)}}, about = Json::object();
       if (counts) {
-        argument("value", json_number(e->bytes));
+        about["value"] = e.bytes;
       } else {
-        double ns = double(e->end - e->begin);
-        out += ",\"dur\":" + printed("%.3f", ns / 1e3);
-        if (placed) argument("module", json_quoted(*e->where));
-        if (e->number >= 0) argument("number", std::to_string(e->number));
-        if (e->flops > 0 && ns > 0) argument("GFLOP/s", printed("%.1f", e->flops / ns));
-        if (e->bytes > 0) argument("bytes", json_number(e->bytes));
+        const double ns = double(e.end - e.begin);
+        fields["dur"] = ns / 1e3;
+        if (placed) about["module"] = *e.where;
+        if (e.number >= 0) about["number"] = e.number;
+        if (e.flops > 0 && ns > 0) about["GFLOP/s"] = std::round(10 * e.flops / ns) / 10;
+        if (e.bytes > 0) about["bytes"] = e.bytes;
       }
-      out += ",\"args\":{" + arguments + "}}";
+      fields["args"] = about;
+      add(counts ? "C" : "X", placed && std::strcmp(e.kind, "module") == 0 ? *e.where : e.name, lane->index(),
+          std::move(fields));
     }
     if (lane->dropped())
-      out += ",\n{\"ph\":\"i\",\"s\":\"t\",\"name\":\"" + std::to_string(lane->dropped()) +
-             " later events were dropped\",\"pid\":" + pid + ",\"tid\":" + std::to_string(lane->index()) +
-             ",\"ts\":" + printed("%.3f", double((*lane)[lane->size() - 1].end + shift) / 1e3) + "}";
+      add("i", std::to_string(lane->dropped()) + " later events were dropped", lane->index(),
+          {{"s", "t"}, {"ts", us(events.back().end + shift)}});
   }
   return out;
 }

@@ -12,11 +12,12 @@
 // forward", ….
 //
 // A lane is written by one thread at a time; different lanes at once. Reading (events, json, write) is for when nobody
-// writes. Memory for events comes in chunks of 1024 and is bounded: what comes beyond is dropped and counted.
+// writes. The number of events is bounded: what comes beyond is dropped and counted.
 #pragma once
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -57,28 +58,25 @@ class Trace {
     const std::string& name() const { return name_; }
     int index() const { return index_; }
     std::int64_t now() const { return trace_.now(); }
-    // Where the last span began or ended: what is known only when it is over is taken to have begun there.
-    std::int64_t mark() const { return mark_; }
+    // The last span began or ended at t: what is known only when it is over is taken to have begun there.
     void mark(std::int64_t t) { mark_ = t; }
     void add(const Event& e);   // begin and end are set
-    void keep(const Event& e);  // the same, of work elsewhere: the follower is not told
+    void keep(const Event& e);  // of work elsewhere, with its begin and end: the follower is not told
     Event begin(Event e);       // begins now, for the follower, too; add_now() ends it
     void add_now(Event e);
-    void until_now(Event e);                       // a span from mark() to now
+    void until_now(Event e);                       // a span from there to now
     void counter(const char* name, double value);  // a number over time: bytes in use, staleness
-    std::size_t size() const { return size_; }
-    const Event& operator[](std::size_t i) const { return chunks_[i / chunk][i % chunk]; }
+    const std::deque<Event>& events() const { return events_; }
     std::size_t dropped() const { return dropped_; }
 
    private:
     friend class Trace;
-    static constexpr std::size_t chunk = 1024;
-    void follow(const Event& e);
+    void follow(Event e);
     Trace& trace_;
     std::string name_;
     int index_;
-    std::vector<std::unique_ptr<Event[]>> chunks_;
-    std::size_t size_ = 0, dropped_ = 0;
+    std::deque<Event> events_;
+    std::size_t dropped_ = 0;
     std::int64_t mark_ = 0;
   };
 
@@ -116,18 +114,13 @@ class Trace {
   std::mutex mutex_;
   std::vector<std::unique_ptr<Lane>> lanes_;
 
-  struct Followed {  // ended on the host, and to be found again on the device
-    Lane* lane;
-    Event event;
-    std::int64_t end;  // mark
-  };
   Follower* follower() const {
     return follower_ && std::this_thread::get_id() == followed_thread_ ? follower_ : nullptr;
   }
   Follower* follower_ = nullptr;
   std::thread::id followed_thread_;
   std::int64_t last_mark_ = -1;
-  std::vector<Followed> followed_;
+  std::vector<std::pair<Lane*, Event>> followed_;  // ended on the host; `mark` and `end` number marks of the device
 };
 
 Trace::Lane*& thread_lane();  // where this thread stands; null: nowhere

@@ -29,8 +29,7 @@ std::string type_of(const Module& m) {
 // Restores what a forward pass changes: hooks, mode, buffers, temporary memory.
 class Visit {
  public:
-  Visit(Module& model, const Module::ForwardHook& hook)
-      : model_(model), training_(model.training()), draws_(mode().draws) {
+  Visit(Module& model, const Module::ForwardHook& hook) : model_(model), trains_(model, true) {
     model.name_tree(model.path());
     for (auto& [name, p] : model.parameters()) borrowed_ = borrowed_ || !p->variable.defined();
     if (borrowed_) {
@@ -39,7 +38,6 @@ class Visit {
     }
     for (auto& [name, s] : model.buffers()) buffers_.emplace_back(s, s->tensor.clone());
     model.each([&](Module& m) { before_.emplace_back(&m, m.on_forward(hook)); });
-    model.train();
   }
   ~Visit() {
     for (auto& [module, hook] : before_) module->on_forward(std::move(hook));
@@ -50,15 +48,14 @@ class Visit {
         buffer->tensor.copy_from(value);
     if (borrowed_)
       for (auto& [name, p] : model_.parameters()) p->variable = Variable();
-    model_.train(training_);
-    mode().draws = draws_;
   }
   Visit(const Visit&) = delete;
 
  private:
   Module& model_;
-  bool training_, borrowed_ = false;
-  DropoutCalls draws_;
+  const InMode trains_;
+  bool borrowed_ = false;
+  const Restored<DropoutCalls> draws_{mode().draws, mode().draws};
   std::unique_ptr<Backend> backend_;  // outlives the flat parameters
   std::unique_ptr<FlatParameters> flat_;
   std::vector<std::pair<ModuleBuffer*, Tensor>> buffers_;

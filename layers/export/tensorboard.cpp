@@ -11,7 +11,6 @@
 #include <cstring>
 #include <limits>
 
-#include "core/files/files.h"
 #include "layers/export/event.pb.h"
 
 namespace tandem {
@@ -44,7 +43,7 @@ EventFile::EventFile(const std::string& folder) {
   gethostname(host, sizeof host - 1);
   path_ = folder + "/events.out.tfevents." + std::to_string(std::int64_t(now())) + "." + host + "." +
           std::to_string(getpid()) + "." + std::to_string(number++);
-  file_ = std::fopen(path_.c_str(), "wbe");
+  file_ = open_file(path_, "wbe");
   if (!file_) refuse(folder, ": no TensorBoard file can be made there: ", std::strerror(errno));
   tensorboard::Event first;
   first.set_wall_time(now());
@@ -52,11 +51,6 @@ EventFile::EventFile(const std::string& folder) {
   write(first.SerializeAsString());
 }
 
-EventFile::~EventFile() {
-  if (file_) std::fclose(file_);
-}
-
-// u64 length | masked CRC of the length | the event | masked CRC of the event.
 void EventFile::write(const std::string& event) {
   const std::uint64_t length = event.size();
   char head[12], tail[4];
@@ -65,7 +59,7 @@ void EventFile::write(const std::string& event) {
   std::memcpy(head + 8, &head_crc, 4);
   std::memcpy(tail, &crc, 4);
   const std::string record = std::string(head, 12) + event + std::string(tail, 4);
-  if (std::fwrite(record.data(), 1, record.size(), file_) != record.size() || std::fflush(file_) != 0)
+  if (std::fwrite(record.data(), 1, record.size(), file_.get()) != record.size() || std::fflush(file_.get()) != 0)
     fail(path_, ": the event could not be written: ", std::strerror(errno));
 }
 

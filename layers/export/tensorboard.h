@@ -1,11 +1,11 @@
 // TensorBoard's event files: scalars and histograms over the steps of a run. `tensorboard --logdir DIR` shows them.
 // Without a protobuf library (none.cpp) opening a file throws.
 #pragma once
-#include <cstdio>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "core/files/files.h"
 #include "core/tensor.h"
 
 namespace tandem {
@@ -15,9 +15,6 @@ namespace tandem {
 class EventFile {
  public:
   explicit EventFile(const std::string& folder);  // makes the folder; throws UsageError when it cannot
-  ~EventFile();
-  EventFile(const EventFile&) = delete;
-  EventFile& operator=(const EventFile&) = delete;
 
   // Several values at one step. Throws Error when the disk is full.
   void scalars(std::int64_t step, const std::vector<std::pair<std::string, double>>& values);
@@ -29,7 +26,7 @@ class EventFile {
  private:
   void write(const std::string& event);
   std::string path_;
-  std::FILE* file_ = nullptr;
+  OpenFile file_{nullptr, std::fclose};
 };
 
 }  // namespace tandem

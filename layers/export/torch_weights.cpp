@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <map>
 
 #include "autograd/recorder.h"
 #include "core/backend.h"

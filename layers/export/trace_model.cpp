@@ -12,13 +12,7 @@ std::vector<Operation> operations_of(Module& model, Backend& backend, const Shap
       FlatParameters gives_memory(model, backend, 1);
       break;
     }
-  const bool training = model.training();
-  model.eval();
-  struct Back {
-    Module& model;
-    bool training;
-    ~Back() { model.train(training); }
-  } back{model, training};
+  const InMode evaluates(model, false);
   NoGrad off;
   Alone alone;
   Recorder recorder;

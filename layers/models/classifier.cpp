@@ -11,16 +11,7 @@
 namespace tandem {
 namespace {
 
-std::vector<std::string> parts_of(const std::string& text, char between) {
-  std::vector<std::string> parts;
-  std::istringstream in(text);
-  for (std::string part; std::getline(in, part, between);) parts.push_back(part);
-  return parts;
-}
-
-}  // namespace
-
-// Checkpoints store it with the settings of their run, "setting side" and "setting --model".
+// The description in a file of weights: model, classes, mean, std, channels, side. Empty for a file of another origin.
 std::map<std::string, std::string> description_in(const std::string& weights) {
   std::map<std::string, std::string> about;
   const SafetensorsFile file(weights);
@@ -32,6 +23,8 @@ std::map<std::string, std::string> description_in(const std::string& weights) {
   }
   return about;
 }
+
+}  // namespace
 
 Classifier::Classifier(const std::string& weights, const std::string& model, Backend& backend) : backend_(backend) {
   const auto about = description_in(weights);

@@ -1,6 +1,5 @@
 // A trained model that names what it sees: built from a file of weights and from what was saved beside them.
 #pragma once
-#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -33,8 +32,5 @@ class Classifier {
   Model model_;
   std::unique_ptr<FlatParameters> flat_;
 };
-
-// The description in a file of weights: model, classes, mean, std, channels, side. Empty for a file of another origin.
-std::map<std::string, std::string> description_in(const std::string& weights);
 
 }  // namespace tandem

@@ -1,5 +1,6 @@
 #include "layers/models/models.h"
 
+#include "core/text.h"
 #include "layers/layers.h"
 
 namespace tandem {
@@ -115,9 +116,7 @@ Model make_model(const std::string& name, int classes, int channels, int side) {
 }
 
 std::string model_names() {
-  std::string names;
-  for (auto& model : models) names.append(names.empty() ? "" : " ").append(model.name);
-  return names;
+  return joined(models, " ", [](const auto& model) { return model.name; });
 }
 
 void check_model_name(const std::string& name) { find(name); }

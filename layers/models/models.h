@@ -1,7 +1,6 @@
 // The models that programs know by name. Parameter names are torchvision's where torchvision has the model. Building
 // one costs no memory and next to no time: parameters get theirs from a FlatParameters.
 #pragma once
-#include <memory>
 #include <string>
 
 #include "layers/module.h"

@@ -4,6 +4,7 @@
 #include <iterator>
 
 #include "core/backend.h"
+#include "core/text.h"
 
 namespace tandem {
 namespace {
@@ -144,12 +145,10 @@ std::vector<Range> FlatParameters::ranges(OwnerClass owner) const {
 }
 
 const ParameterRange& FlatParameters::parameter_range(const std::string& name) const {
-  std::string names;
-  for (const ParameterRange& s : parameter_ranges_) {
-    if (s.name == name) return s;
-    names += (names.empty() ? "" : ", ") + s.name;
-  }
-  fail("no parameter is called ", name, "; there are: ", names);
+  const auto found = std::ranges::find(parameter_ranges_, name, &ParameterRange::name);
+  if (found == parameter_ranges_.end())
+    fail("no parameter is called ", name, "; there are: ", joined(parameter_ranges_, ", ", &ParameterRange::name));
+  return *found;
 }
 
 // FNV-1a hash of everything that must be equal on all ranks.
@@ -170,10 +169,7 @@ std::uint64_t FlatParameters::layout_hash(OwnerClass owner) const {
 }
 
 void FlatParameters::backward(const Variable& loss, double seed, bool final) {
-  struct Restore {  // nested passes have separate results
-    bool &place, before;
-    ~Restore() { place = before; }
-  } restore{final_, std::exchange(final_, final)};
+  const Restored scope(final_, final);  // nested passes have separate results
   for (const Leaf* leaf : leaves_)
     require(!leaf->replaced, "backward: the parameter ", leaf->name,
             " belongs to other FlatParameters now, which were made of this model "

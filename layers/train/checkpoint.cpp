@@ -133,11 +133,12 @@ class Opened {
     s.step -= s.skipped;
     return s;
   }
-  std::map<std::string, std::string> strategy_texts() const {
-    std::map<std::string, std::string> texts;
+  // The texts whose names begin so, by the rest of their names.
+  std::map<std::string, std::string> texts(const std::string& beginning) const {
+    std::map<std::string, std::string> all;
     for (const auto& [key, value] : file.metadata())
-      if (key.starts_with(of_strategy)) texts[key.substr(of_strategy.size())] = value;
-    return texts;
+      if (key.starts_with(beginning)) all[key.substr(beginning.size())] = value;
+    return all;
   }
   // Throws before anything was read when a tensor is not there or of another shape.
   void check(const Named& wanted) const {
@@ -202,9 +203,7 @@ void save_checkpoint(const std::string& file, const Training& training, const Ru
 }
 
 static std::vector<std::string> differences_from(const Opened& opened, const Settings& settings) {
-  std::map<std::string, std::string> then, now(settings.begin(), settings.end());
-  for (const auto& [key, value] : opened.file.metadata())
-    if (key.starts_with(setting)) then[key.substr(std::strlen(setting))] = value;
+  std::map<std::string, std::string> then = opened.texts(setting), now(settings.begin(), settings.end());
   if (then.contains("partition")) now.try_emplace("partition", "shared");
   auto shown = [](const std::string& value) { return value.empty() ? "not given" : value; };
   std::vector<std::string> differences;
@@ -247,7 +246,7 @@ RunPosition load_checkpoint(const std::string& file, const Training& training, c
   for (auto& [name, part] : wanted) read(opened.file, name, part);
   training.flat.count_writes(training.flat.all());
   training.optimizer.resume_at(state);
-  state_of(training.strategy, {.texts = opened.strategy_texts(), .vectors = {}});
+  state_of(training.strategy, {.texts = opened.texts(of_strategy), .vectors = {}});
   if (training.ema && !average) {
     training.ema->values.copy_from(training.flat.values);
     training.ema->buffers.copy_from(training.flat.buffers);

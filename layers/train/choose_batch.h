@@ -36,8 +36,4 @@ Tuned tune_for(const RunConfig& options, const Dataset& data, Backend& backend, 
 // If options.batch is 0 (--batch auto): chooses batch, learning rate and schedule, and prints them on stderr.
 void choose_batch(RunConfig& options, const Dataset& data, Backend& backend);
 
-// The rates of an H200 that kernels reach (our choice: half of the peak of 67 TFLOP/s in f32 and 990 in bf16, four
-// fifths of the memory's 4.8 TB/s), with PCIe 5.
-SimulatedRates h200_rates(DType dtype);
-
 }  // namespace tandem

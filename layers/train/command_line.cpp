@@ -11,8 +11,6 @@
 namespace tandem {
 namespace {
 
-using Given = std::vector<std::pair<const OptionSpec*, std::string>>;  // in the order of the command line
-
 [[noreturn]] void end_after_help() {  // 0, or 1 where it could not be printed
   std::cout.flush();
   std::exit(std::fflush(stdout) != 0 || std::ferror(stdout) || !std::cout ? 1 : 0);
@@ -30,13 +28,13 @@ void print_help(const char* program, const std::string& description, const std::
   std::printf("\n--version tells what this build is.\n");
 }
 
-// The options of the command line; words that belong to none go to `unknown`. Handles --help.
-Given split(int argc, char** argv, const std::string& description, const std::vector<OptionSpec>& specs,
-            std::vector<std::string>& unknown) {
-  auto find = [&](const std::string& name) {
-    return std::find_if(specs.begin(), specs.end(), [&](const OptionSpec& s) { return s.name == name; });
-  };
-  Given given;
+}  // namespace
+
+void parse_command_line(int argc, char** argv, const std::string& description, const std::vector<OptionSpec>& specs,
+                        std::vector<std::string>* words) {
+  auto find = [&](const std::string& name) { return std::ranges::find(specs, name, &OptionSpec::name); };
+  std::vector<std::pair<const OptionSpec*, std::string>> given;  // in the order of the command line
+  std::vector<std::string> unknown;
   for (int i = 1; i < argc; i++) {
     const std::string word = argv[i], name = word.substr(0, word.find('='));
     if (word == "--help" || word == "-h") {
@@ -52,17 +50,6 @@ Given split(int argc, char** argv, const std::string& description, const std::ve
     if (spec->flag ? joined : !joined && i + 1 == argc) refuse_value(*spec);
     given.emplace_back(&*spec, spec->flag ? "" : joined ? word.substr(name.size() + 1) : argv[++i]);
   }
-  for (const auto& [spec, value] : given)  // if a value is missing, the parser takes the next option's name for it
-    if (!spec->flag && (value.empty() || value.starts_with("--") || find(value) != specs.end())) refuse_value(*spec);
-  return given;
-}
-
-}  // namespace
-
-void parse_command_line(int argc, char** argv, const std::string& description, const std::vector<OptionSpec>& specs,
-                        std::vector<std::string>* words) {
-  std::vector<std::string> unknown;
-  const Given given = split(argc, argv, description, specs, unknown);
   for (const std::string& word : unknown) {
     const bool dashes = word.starts_with("-");
     if (word == "--version") {
@@ -75,7 +62,8 @@ void parse_command_line(int argc, char** argv, const std::string& description, c
     words->push_back(word);
   }
   std::map<std::string, std::string> seen;
-  for (const auto& [spec, value] : given) {
+  for (const auto& [spec, value] : given) {  // if a value is missing, the next option's name was taken for it
+    if (!spec->flag && (value.empty() || value.starts_with("--") || find(value) != specs.end())) refuse_value(*spec);
     const auto [first, fresh] = seen.emplace(spec->name, value);
     if (!fresh && !spec->flag && !spec->repeats)
       throw UsageError(spec->name + " is given twice (" + first->second + " and " + value + ")");

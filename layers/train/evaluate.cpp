@@ -23,11 +23,9 @@ void count_classes(const Variable& outputs, const Tensor& labels, std::vector<do
 template <class Visit>
 void each_batch(Module& model, BatchSource& source, const Visit& visit) {
   NoGrad off;
-  const bool training = model.training();
-  model.eval();
+  const InMode evaluates(model, false);
   source.start(0);
   for (Batch batch; source.next(batch) && visit(batch);) {}
-  model.train(training);
 }
 
 }  // namespace

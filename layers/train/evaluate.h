@@ -10,19 +10,18 @@ namespace tandem {
 // Sets the counters of dropout in mode() while a loop runs.
 class Counters {
  public:
-  explicit Counters(const Tensor& state) : before_(mode()) { mode().step_state = state; }
-  ~Counters() {
-    mode().step_state = before_.step_state;
-    mode().samples = before_.samples;
-    mode().draws = before_.draws;
-  }
+  explicit Counters(const Tensor& state)
+      : state_(mode().step_state, state),
+        samples_(mode().samples, mode().samples),
+        draws_(mode().draws, mode().draws) {}
   void batch(const Batch& b) {
     mode().samples = b.samples;
     mode().draws = 0;
   }
 
  private:
-  Mode before_;
+  const Restored<Tensor> state_, samples_;
+  const Restored<DropoutCalls> draws_;
 };
 
 // Sums over a source, in eval mode, without recording; the model's mode is restored. If fit() runs, a signal to stop

@@ -1,7 +1,6 @@
 // fit: the training loop. The Strategy selects one machine or several; the arguments contain everything that differs
 // between programs. examples/own_loop.cpp builds its own loop from the same parts in thirty lines.
 #pragma once
-#include <memory>
 #include <optional>
 #include <vector>
 

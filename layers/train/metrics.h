@@ -2,7 +2,6 @@
 // read.
 #pragma once
 #include <cstdint>
-#include <cstdio>
 #include <string>
 #include <utility>
 #include <variant>
@@ -26,14 +25,12 @@ class MetricsFile {
   // first line has the same "run". Throws UsageError when the file cannot be written, contains something else, or
   // another process writes its metrics there.
   explicit MetricsFile(const std::string& path, bool append = false, const std::string& run = "");
-  ~MetricsFile();
-  MetricsFile(const MetricsFile&) = delete;
   void write(const MetricFields& fields);  // throws Error when the disk is full
 
  private:
   std::string path_;
-  std::FILE* file_ = nullptr;
   FileLock lock_;
+  OpenFile file_{nullptr, std::fclose};
 };
 
 }  // namespace tandem

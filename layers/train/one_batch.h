@@ -21,15 +21,6 @@ class OneBatch : public BatchSource {
   bool grows_with_ranks() const override { return source_.grows_with_ranks(); }
   std::int64_t batches_per_epoch() const override { return steps; }
   std::int64_t pictures_per_epoch() const override { return steps * batch_.global; }
-  void start(std::int64_t epoch, std::int64_t first) override {
-    epoch_ = epoch;
-    next_ = first;
-  }
-  bool next(Batch& batch) override {
-    if (next_ >= steps) return false;
-    batch = make(epoch_, next_++);
-    return true;
-  }
   Batch make(std::int64_t epoch, std::int64_t index) override {
     Batch b = batch_;
     b.epoch = epoch;
@@ -41,7 +32,6 @@ class OneBatch : public BatchSource {
  private:
   BatchSource& source_;
   Batch batch_;
-  std::int64_t epoch_ = 0, next_ = 0;
 };
 
 }  // namespace tandem

@@ -1,113 +1,40 @@
-#include "layers/train/options.h"
+#include "layers/train/option_rows.h"
 
-#include <algorithm>
 #include <cmath>
-#include <sstream>
 #include <thread>
 
 #include "core/files/json.h"
-#include "core/text.h"
 #include "datasets/partition.h"
 #include "layers/models/models.h"
 
 namespace tandem {
 namespace {
 
-[[noreturn]] void bad(const std::string& option, const std::string& value, const std::string& expected) {
-  throw UsageError(option + " " + value + ": expected " + expected);
-}
-
-template <class T>
-T number(const std::string& option, const std::string& text, T low, T high, const std::string& expected) {
-  const auto v = parsed<T>(text);
-  if (!v || !(*v >= low && *v <= high)) bad(option, text, expected);
-  return *v;
-}
-
 using Decides = OptionSpec::Decides;
+using Rows = OptionRows;
 constexpr Decides program = Decides::program, in_fit = Decides::fit;
-constexpr int large = 1'000'000'000;
-
-const std::string& name_of(const std::string& word) { return word; }
+constexpr int large = Rows::large;
 
 // "800M", "1.5G" → bytes.
 std::size_t bytes_in(const std::string& option, const std::string& text) {
   const std::size_t unit = text.empty() ? std::string::npos : std::string("KMGT").find(text.back());
   const bool plain = unit == std::string::npos;
   const double number = parsed<double>(plain ? text : text.substr(0, text.size() - 1)).value_or(-1);
-  if (!(number >= 0 && number <= 1e15)) bad(option, text, "bytes, or with a unit K, M, G or T: 800M, 1.5G");
+  if (!(number >= 0 && number <= 1e15))
+    refuse(option, " ", text, ": expected bytes, or with a unit K, M, G or T: 800M, 1.5G");
   return std::size_t(number * std::pow(1024.0, plain ? 0.0 : double(unit + 1)));
 }
 
-// Each call appends a row.
-struct Rows {
-  std::vector<OptionSpec> all;
-
-  // check throws Error on a bad value.
-  void text(const std::string& name, std::string& field, const std::string& help, Decides decides = {},
-            std::function<void(const std::string&)> check = {}) {
-    auto set = [name, &field, check](const std::string& v) {
-      try {
-        if (check) check(v);
-      } catch (const UsageError&) {
-        throw;
-      } catch (const Error& e) {
-        throw UsageError(name + ": " + e.what());
-      }
-      field = v;
-    };
-    add({name, help, field, set}, decides, [&field] { return field; });
-  }
-  template <class T>
-  OptionSpec& number(const std::string& name, T& field, std::type_identity_t<T> low, std::type_identity_t<T> high,
-                     const std::string& help, Decides decides = {}, const std::string& also = "") {
-    auto text_of = [](T v) {
-      if constexpr (std::is_floating_point_v<T>)
-        return digits(v);
-      else
-        return std::to_string(v);
-    };
-    const std::string kind = std::is_floating_point_v<T> ? "a number from " : "a whole number from ";
-    auto set = [=, &field](const std::string& v) {
-      field = tandem::number<T>(name, v, low, high, kind + text_of(low) + " to " + text_of(high) + also);
-    };
-    return add({name, help, text_of(field), set}, decides, [=, &field] { return text_of(field); });
-  }
-  void flag(const std::string& name, bool& field, bool value, const std::string& help, Decides decides = {}) {
-    add({name, help, "", [&field, value](const std::string&) { field = value; }, true}, decides,
-        [&field] { return field ? "yes" : "no"; });
-  }
-  // One of these values, each written as name_of() prints it.
-  template <class T>
-  void choice(const std::string& name, T& field, const std::vector<T>& values, const std::string& help,
-              Decides decides = {}) {
-    std::string words;
-    for (const T& value : values)
-      words.append(words.empty() ? "" : &value == &values.back() ? " or " : ", ").append(name_of(value));
-    auto set = [=, &field](const std::string& v) {
-      const auto chosen =
-          std::find_if(values.begin(), values.end(), [&](const T& value) { return v == name_of(value); });
-      if (chosen == values.end()) bad(name, v, words);
-      field = *chosen;
-    };
-    add({name, help, name_of(field), set}, decides, [&field] { return std::string(name_of(field)); });
-  }
-  void channels(const std::string& name, std::vector<float>& field, float low, const std::string& help) {
-    auto set = [=, &field](const std::string& v) {
-      field.clear();
-      std::istringstream parts(v);
-      for (std::string part; std::getline(parts, part, ',');)
-        field.push_back(
-            tandem::number<float>(name, part, low, 1e6f, "a number for all channels, or one for each: 0.49,0.48,0.45"));
-    };
-    add({name, help, "", set});
-  }
-  OptionSpec& add(OptionSpec row, Decides decides = {}, std::function<std::string()> value = {}) {
-    row.decides = decides;
-    row.value = std::move(value);
-    return all.emplace_back(std::move(row));
-  }
-};
+// A number for each channel, or one for all.
+void channels(Rows& t, const std::string& name, std::vector<float>& field, float low, const std::string& help) {
+  auto set = [=, &field](const std::string& v) {
+    field.clear();
+    for (const std::string& part : parts_of(v, ','))
+      field.push_back(
+          Rows::parse<float>(name, part, low, 1e6f, "a number for all channels, or one for each: 0.49,0.48,0.45"));
+  };
+  t.add({name, help, "", set});
+}
 
 void training(Rows& t, RunConfig& o) {
   t.text("--model", o.model, model_names(), program, check_model_name);
@@ -155,8 +82,8 @@ void pictures(Rows& t, RunConfig& o) {
   t.flag("--augment", o.augment, true, "crop randomly (4 pixels, or an eighth of the side) and flip horizontally",
          program);
   t.flag("--no-augment", o.augment, false, "no random crops and flips");
-  t.channels("--mean", o.mean, -1e6f, "mean of each channel, with pixels from 0 to 1 (default: of the data set)");
-  t.channels("--std", o.std, 1e-6f, "standard deviation of each channel (default: of the data set)");
+  channels(t, "--mean", o.mean, -1e6f, "mean of each channel, with pixels from 0 to 1 (default: of the data set)");
+  channels(t, "--std", o.std, 1e-6f, "standard deviation of each channel (default: of the data set)");
   t.text("--partition", o.partition, "workers whose data differ: " + Partition::forms, {},
          [](const std::string& v) { Partition::parse(v); });
   t.number("--cutout", o.cutout, 0, large, "side of a random square that is blanked (0: none)", program);
@@ -168,7 +95,7 @@ void machine(Rows& t, RunConfig& o) {
   t.number("--seed", o.seed, 0, ~std::uint64_t{0}, "seed of all random numbers", in_fit);
   t.text("--device", o.device, "cpu, reference, cuda or cuda:INDEX", {}, [](const std::string& v) {
     if (v != "cpu" && v != "reference" && v != "cuda" && !v.starts_with("cuda:"))
-      bad("--device", v, "cpu, reference, cuda or cuda:INDEX");
+      refuse("--device ", v, ": expected cpu, reference, cuda or cuda:INDEX");
   });
   t.choice("--dtype", o.dtype, {DType::f32, DType::bf16, DType::f16},
            "type of activations: f32, bf16, or f16 with loss scaling (cuda); parameters are f32", program);
@@ -227,6 +154,33 @@ void arithmetic(Rows& t, RunConfig& o) {
 }
 
 }  // namespace
+
+OptionSpec& OptionRows::text(const std::string& name, std::string& field, const std::string& help, Decides decides,
+                             std::function<void(const std::string&)> check) {
+  auto set = [name, &field, check](const std::string& v) {
+    try {
+      if (check) check(v);
+    } catch (const UsageError&) {
+      throw;
+    } catch (const Error& e) {
+      refuse(name, ": ", e.what());
+    }
+    field = v;
+  };
+  return add({name, help, field, set}, decides, [&field] { return field; });
+}
+
+OptionSpec& OptionRows::flag(const std::string& name, bool& field, bool value, const std::string& help,
+                             Decides decides) {
+  return add({name, help, "", [&field, value](const std::string&) { field = value; }, true}, decides,
+             [&field] { return field ? "yes" : "no"; });
+}
+
+OptionSpec& OptionRows::add(OptionSpec row, Decides decides, std::function<std::string()> value) {
+  row.decides = decides;
+  row.value = std::move(value);
+  return all.emplace_back(std::move(row));
+}
 
 std::vector<OptionSpec> option_table(RunConfig& o) {
   Rows t;

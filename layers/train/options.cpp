@@ -14,13 +14,26 @@
 #include "core/machine.h"
 #include "core/team.h"
 #include "core/text.h"
-#include "layers/train/fit.h"
 
 namespace tandem {
 namespace {
 
 bool adaptive(const std::string& optimizer) {
   return optimizer == "adamw" || optimizer == "adam" || optimizer == "rmsprop";
+}
+
+int cuda_index(const std::string& device) {  // of "cuda:1"
+  const auto index = parsed<int>(device.substr(5));
+  if (!index || *index < 0 || *index > 1023) refuse("--device ", device, ": expected cuda or cuda:INDEX, from 0");
+  return *index;
+}
+
+// By default the ranks of a host share its cores: more threads than cores would only wait for each other.
+int threads_for(const RunConfig& o) {
+  const int ranks = local_size_from_environment();
+  if (o.threads > 0 || ranks < 2 || std::getenv("OMP_NUM_THREADS")) return o.threads;
+  const double cores = std::min(double(sysconf(_SC_NPROCESSORS_ONLN)), std::ceil(core_quota()));
+  return threads_of_rank(ranks, int(cores), default_threads());
 }
 
 }  // namespace
@@ -31,11 +44,8 @@ RunConfig parse_options(int argc, char** argv, const std::string& description, c
   if (o.schedule.empty()) o.schedule = usual_schedule;
   std::vector<OptionSpec> specs = option_table(o);
   for (const std::string& name : only)
-    require(std::any_of(specs.begin(), specs.end(), [&](const OptionSpec& s) { return s.name == name; }),
-            "parse_options: there is no option ", name);
-  if (!only.empty())
-    std::erase_if(specs,
-                  [&](const OptionSpec& s) { return std::find(only.begin(), only.end(), s.name) == only.end(); });
+    require(std::ranges::count(specs, name, &OptionSpec::name), "parse_options: there is no option ", name);
+  if (!only.empty()) std::erase_if(specs, [&](const OptionSpec& s) { return !std::ranges::count(only, s.name); });
   for (const OptionSpec& s : specs) o.accepted.push_back(s.name);
   specs.insert(specs.end(), own.begin(), own.end());
   for (OptionSpec& s : specs)
@@ -74,29 +84,11 @@ std::unique_ptr<Optimizer> make_optimizer(const RunConfig& o) {
   return optimizer;
 }
 
-namespace {
-int cuda_index(const std::string& device) {  // of "cuda:1"
-  const auto index = parsed<int>(device.substr(5));
-  if (!index || *index < 0 || *index > 1023) refuse("--device ", device, ": expected cuda or cuda:INDEX, from 0");
-  return *index;
-}
-}  // namespace
-
 int device_of_rank(int local_rank, int devices) { return devices > 0 ? local_rank % devices : 0; }
 
 int threads_of_rank(int local_size, int cores, int allowed) {
   return std::min(allowed, std::max(1, cores / local_size));
 }
-
-namespace {
-// By default the ranks of a host share its cores: more threads than cores would only wait for each other.
-int threads_for(const RunConfig& o) {
-  const int ranks = local_size_from_environment();
-  if (o.threads > 0 || ranks < 2 || std::getenv("OMP_NUM_THREADS")) return o.threads;
-  const double cores = std::min(double(sysconf(_SC_NPROCESSORS_ONLN)), std::ceil(core_quota()));
-  return threads_of_rank(ranks, int(cores), default_threads());
-}
-}  // namespace
 
 std::unique_ptr<Backend> make_backend(const RunConfig& o) {
   std::unique_ptr<Backend> backend;

@@ -21,8 +21,7 @@ Profile profile_of(const Trace& trace) {
     if (!lane->name().starts_with(prefix)) continue;
     const std::string which = lane->name().substr(prefix.size());
     const bool forward = which == "forward";
-    for (std::size_t i = 0; i < lane->size(); i++) {
-      const Trace::Event& e = (*lane)[i];
+    for (const Trace::Event& e : lane->events()) {
       const std::string_view kind = e.kind, name = e.name;
       const double ms = double(e.end - e.begin) / 1e6;
       if (kind == "phase" && phases.contains(name)) {

@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <sstream>
 
 #include "core/build_info.h"
 #include "core/text.h"
@@ -57,15 +56,13 @@ void agree(Strategy& strategy, const Settings& settings, const RunConfig& option
   const char* resumed = resumes ? "yes" : folder ? "no (all must see the folder of --checkpoint)" : "no";
   mine += "--stop-after " + std::to_string(options.stop_after) + "\n--resume " + resumed + "\n--trace " +
           (options.profiler.trace.empty() ? "no" : "yes") + "\n";
-  const std::vector<std::string> all = strategy.gather(mine);
-  for (std::size_t r = 1; r < all.size(); r++) {
-    std::istringstream a(all[0]), b(all[r]);
-    std::string first, other, x, y;
-    std::getline(a, first);
-    std::getline(b, other);
-    while (std::getline(a, x) && std::getline(b, y))
-      if (x != y) refuse(first, " and ", other, " were told different things: ", x, " and ", y);
-  }
+  std::vector<std::vector<std::string>> all;
+  for (const std::string& rank : strategy.gather(mine)) all.push_back(parts_of(rank, '\n'));
+  const std::vector<std::string>& first = all[0];
+  for (const auto& other : all)
+    for (std::size_t i = 1; i < std::min(first.size(), other.size()); i++)
+      if (first[i] != other[i])
+        refuse(first[0], " and ", other[0], " were told different things: ", first[i], " and ", other[i]);
 }
 
 Cutting cutting_of(const Strategy& strategy, const BatchSource& train, const Batch& first) {

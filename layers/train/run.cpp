@@ -2,11 +2,10 @@
 
 #include <algorithm>
 #include <array>
-#include <sstream>
+#include <nlohmann/json.hpp>
 
 #include "core/backend.h"
 #include "core/clock.h"
-#include "core/text.h"
 #include "layers/export/torch_weights.h"
 #include "layers/train/callbacks/callbacks.h"
 #include "layers/train/slices.h"
@@ -55,26 +54,6 @@ std::unique_ptr<Mover> mover_of(const RunConfig& options, Backend& backend) {
   return pinned_mover(backend);
 }
 
-std::map<std::string, std::string> about_run(const BatchSource& train, const Settings& settings) {
-  std::map<std::string, std::string> about = train.description();
-  for (const auto& [name, value] : settings)
-    if (name == "--model") about["model"] = value;
-  return about;
-}
-
-std::string lines_of(const Measures& measures) {  // "sent_bytes 17\n…"
-  std::string text;
-  for (const auto& [name, value] : measures) text += name + ' ' + digits(value, 17) + '\n';
-  return text;
-}
-Measures measures_in(const std::string& text) {
-  Measures all;
-  std::istringstream words(text);
-  double value;
-  for (std::string name; words >> name >> value;) all.push_back({name, value});
-  return all;
-}
-
 }  // namespace
 
 // ---- before the first step ------------------------------------------------------------------------------------------
@@ -92,12 +71,14 @@ Run::Run(Module& given_model, const Task& given_task, Optimizer& given_optimizer
       data(share_of(strategy, given, one_batch.get(), options.accumulate)),
       settings(recipe_of(options, task, optimizer, strategy, data.train)),
       flat(model, backend, options.seed, prepare()),
-      about(about_run(data.train, settings)),
+      about(data.train.description()),
       clip_before_(optimizer.clip_norm),
       if_not_finite_before_(optimizer.if_not_finite),
       sums_(backend) {
   if (const std::string& file = options.import_export.import_torch; !file.empty())
     import_torch(model, backend, picture_of(data.train), file);
+  for (const auto& [name, value] : settings)
+    if (name == "--model") about["model"] = value;
   rates.given = optimizer.learning_rate();
   if (const auto named = about.find("classes"); named != about.end())  // a line each
     classes = 1 + std::count(named->second.begin(), named->second.end(), '\n');
@@ -465,7 +446,10 @@ FitReport Run::end() {
   if (report.stopped)
     for (auto& c : callbacks) c->stopped(*this);
   position.step = std::max(position.step, strategy.steps(position.step));
-  for (const std::string& rank : strategy.gather(lines_of(mine))) measures.push_back(measures_in(rank));
+  std::string bytes;
+  nlohmann::json::to_cbor(mine, bytes);
+  for (const std::string& rank : strategy.gather(bytes))  // that of a lost rank is empty
+    measures.push_back(rank.empty() ? Measures() : nlohmann::json::from_cbor(rank).get<Measures>());
   if (strategy.size() > 1) share_evaluation();
   if (ema) ema->swap();
   make_whole(model, strategy);

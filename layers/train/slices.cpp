@@ -1,7 +1,6 @@
 #include "layers/train/slices.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "core/backend.h"
 #include "datasets/dataset.h"

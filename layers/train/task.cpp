@@ -1,7 +1,6 @@
 #include "layers/train/task.h"
 
 #include "autograd/ops.h"
-#include "core/elementwise.h"
 
 namespace tandem {
 namespace {

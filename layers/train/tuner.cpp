@@ -12,7 +12,6 @@
 #include "core/text.h"
 #include "layers/models/models.h"
 #include "layers/optim/optimizer.h"
-#include "layers/train/task.h"
 
 namespace tandem {
 namespace {
@@ -231,12 +230,6 @@ GradientNoise measure_noise(Module& model, const Task& task, FlatParameters& fla
     size += double(batch.size()) / pieces;
   }
   return gradient_noise(size, small_norm, size * pieces, norm(all) / pieces / pieces);
-}
-
-std::optional<RateRule> rate_rule_in(const std::string& text) {
-  for (RateRule r : {RateRule::linear, RateRule::square_root, RateRule::lars, RateRule::adascale})
-    if (text == name_of(r)) return r;
-  return {};
 }
 
 const char* name_of(RateRule rule) {

@@ -6,7 +6,6 @@
 // a plan for any minibatch size is made and simulated without running it:
 //   t(b) = T_fwd + T_bwd + recomputing + stalls + exposed exchange,   b* = argmin t(b)/b over what fits the budget.
 #pragma once
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -109,7 +108,6 @@ enum class RateRule {
   lars,         // rate · times, with the optimizer lars: each step's length is proportional to the weights' norm
   adascale  // rate · gain, gain = (σ² + μ²)/(σ²/times + μ²), with σ² = tr(Σ)/base and μ² = |G|² (Johnson et al. 2020)
 };
-std::optional<RateRule> rate_rule_in(const std::string& text);
 const char* name_of(RateRule rule);
 double matched_rate(RateRule rule, double rate, double times, double base_batch, const GradientNoise& noise);
 
