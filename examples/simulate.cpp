@@ -10,11 +10,11 @@
 #include "core/checksum.h"
 #include "core/clock.h"
 #include "core/text.h"
-#include "dist/job/environment.h"
 #include "dist/lab/simulator.h"
 #include "dist/server/asynchrony.h"
 #include "dist/server/rules.h"
 #include "dist/server/straggler_emulation.h"
+#include "layers/train/option_rows.h"
 #include "tandem.h"
 
 namespace tandem {
@@ -27,13 +27,6 @@ using namespace tandem;
 
 namespace {
 
-template <class T>
-OptionSpec number_option(const std::string& name, const std::string& help, const std::string& fallback, double low,
-                         T& into) {
-  return {name, help, fallback,
-          [=, &into](const std::string& text) { read_value(name + " ", text, number_field(name, into, low, 1e9)); }};
-}
-
 // How the run is reported, and on which pictures it is evaluated.
 struct Output {
   bool json = false, dry_run = false;
@@ -44,6 +37,30 @@ struct Output {
 RunConfig options(int argc, char** argv, SimulatorOptions& s, Output& out) {
   VirtualCluster& c = s.cluster;
   double compute = c.compute * 1e3, latency = 0, bandwidth = 0;
+  OptionRows own;
+  own.text(
+      "--strategy", s.strategy,
+      "an update rule, ssp:3, bsp, ringmaster:R=4, fedbuff:B=4, rennala:B=4, all-reduce, local-sgd:8, "
+      "post-local-sgd:8, cocod-sgd:8, easgd:8, outer:H=8, or with --partition fedavg, fedprox, scaffold or fednova");
+  own.number("--workers", c.workers, 1, OptionRows::large, "how many");
+  own.number("--compute", compute, 0, 1e9, "milliseconds of a step, on average");
+  own.number("--shape", c.shape, 0, 1e9,
+             "of the Gamma distribution of that time: the smaller, the more it varies (0: not at all)");
+  own.text("--slow", out.slow,
+           "WORKER:FACTOR,…: workers whose steps take so many times as long; half:4: the second half of them; "
+           "classes:0-4:4: those with most of their pictures in these classes");
+  own.number("--latency", latency, 0, 1e9, "milliseconds of a message");
+  own.number("--bandwidth", bandwidth, 0, 1e9, "Gbit/s of each worker's link (0: no limit)");
+  own.number("--evaluate-every", s.evaluate_every, 1e-6, 1e9,
+             "epochs between two evaluations: 10, or 0.25 for four an epoch");
+  own.number("--until", s.until, 1e-6, 2, "ends the run at the evaluation that reaches this accuracy (2: never)");
+  own.text("--evaluate-on", out.evaluate_on, "test or held-out: which pictures (both, unless it is given)", {},
+           [](const std::string& v) {
+             if (v != "test" && v != "held-out") refuse("--evaluate-on ", v, ": expected test or held-out");
+           });
+  own.flag("--json", out.json, true, "prints the run as one line of JSON, and nothing else");
+  own.flag("--dry-run", out.dry_run, true,
+           "only checks the options, and says as JSON whether the strategy's rule keeps a momentum");
   RunConfig o = parse_options(
       argc, argv, "Simulates asynchronous training by many workers.",
       {.data_set = "fashion-mnist",
@@ -59,34 +76,7 @@ RunConfig options(int argc, char** argv, SimulatorOptions& s, Output& out) {
        "--lr",      "--schedule",  "--momentum", "--weight-decay", "--label-smoothing", "--augment", "--no-augment",
        "--cutout",  "--mixup",     "--seed",     "--device",       "--dtype",           "--threads", "--val",
        "--metrics", "--partition", "--mean",     "--std"},
-      {{"--strategy",
-        "an update rule, ssp:3, bsp, ringmaster:R=4, fedbuff:B=4, rennala:B=4, all-reduce, local-sgd:8, "
-        "post-local-sgd:8, cocod-sgd:8, easgd:8, outer:H=8, or with --partition fedavg, fedprox, scaffold or fednova",
-        s.strategy, [&](const std::string& v) { s.strategy = v; }},
-       number_option("--workers", "how many", "8", 1, c.workers),
-       number_option("--compute", "milliseconds of a step, on average", "128", 0, compute),
-       number_option("--shape",
-                     "of the Gamma distribution of that time: the smaller, the more it varies (0: not at all)", "100",
-                     0, c.shape),
-       {"--slow",
-        "WORKER:FACTOR,…: workers whose steps take so many times as long; half:4: the second half of them; "
-        "classes:0-4:4: those with most of their pictures in these classes",
-        "", [&](const std::string& v) { out.slow = v; }},
-       number_option("--latency", "milliseconds of a message", "0", 0, latency),
-       number_option("--bandwidth", "Gbit/s of each worker's link (0: no limit)", "0", 0, bandwidth),
-       number_option("--evaluate-every", "epochs between two evaluations: 10, or 0.25 for four an epoch", "1", 1e-6,
-                     s.evaluate_every),
-       number_option("--until", "ends the run at the evaluation that reaches this accuracy, above 0 to 1", "never",
-                     1e-6, s.until),
-       {"--evaluate-on", "test or held-out: which pictures (both, unless it is given)", "",
-        [&](const std::string& v) {
-          if (v != "test" && v != "held-out") refuse("--evaluate-on ", v, ": expected test or held-out");
-          out.evaluate_on = v;
-        }},
-       {"--json", "prints the run as one line of JSON, and nothing else", "",
-        [&](const std::string&) { out.json = true; }, true},
-       {"--dry-run", "only checks the options, and says as JSON whether the strategy's rule keeps a momentum", "",
-        [&](const std::string&) { out.dry_run = true; }, true}});
+      own.all);
   c.compute = compute / 1e3;
   c.latency = latency / 1e3;
   c.bandwidth = bandwidth * 1e9 / 8;

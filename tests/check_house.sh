@@ -11,15 +11,15 @@ while read -r room most; do
   is=$(lines "$room")
   [ "$is" -le "$most" ] || { echo "$room has $is lines of code, more than its ceiling of $most"; wrong=1; }
 done <<'END'
-core 7158
-autograd 3575
-layers 7142
-datasets 2238
+core 7128
+autograd 3519
+layers 7061
+datasets 2225
 cuda 2706
 dist 12795
-examples 1225
+examples 1176
 examples/course 1200
-tests 23756
+tests 23752
 END
 if clang-format --version 2>/dev/null | grep -q 'version 14\.'; then
   find core autograd layers datasets cuda dist examples tests -name '*.cpp' -o -name '*.h' -o -name '*.cu' |
