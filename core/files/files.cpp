@@ -84,7 +84,7 @@ void FileLock::take(const std::string& path, const std::string& name, const std:
     refuse(name, ": another run", holder_of(file_.number), " ", does);
 }
 
-Descriptor::~Descriptor() {
+FileDescriptor::~FileDescriptor() {
   if (number >= 0) close(number);
 }
 

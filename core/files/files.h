@@ -31,11 +31,11 @@ inline OpenFile open_file(const std::string& path, const char* mode) {
 }
 
 // An open file; closed at the end of its life.
-struct Descriptor {
+struct FileDescriptor {
   int number = -1;  // none
-  explicit Descriptor(int opened = -1) : number(opened) {}
-  Descriptor(const Descriptor&) = delete;
-  ~Descriptor();
+  explicit FileDescriptor(int opened = -1) : number(opened) {}
+  FileDescriptor(const FileDescriptor&) = delete;
+  ~FileDescriptor();
 };
 
 // Keeps a second process out of a file or folder. The kernel lets go when the process ends, however it ends, and
@@ -47,7 +47,7 @@ class FileLock {
   void take(const std::string& path, const std::string& name, const std::string& does);
 
  private:
-  Descriptor file_;
+  FileDescriptor file_;
 };
 
 }  // namespace tandem

@@ -51,7 +51,7 @@ class SafetensorsFile {
   void check_layout(std::uint64_t data_bytes) const;
   void read_bytes(const std::string& name, const Entry& e, void* to) const;
   std::filesystem::path path_;
-  Descriptor file_;
+  FileDescriptor file_;
   std::uint64_t data_ = 0;  // where the elements begin in the file
   std::map<std::string, Entry> tensors_;
   std::map<std::string, std::string> metadata_;
