@@ -13,7 +13,7 @@ while read -r room most; do
 done <<'END'
 core 7128
 autograd 3519
-layers 7061
+layers 7062
 datasets 2225
 cuda 2706
 dist 12795

@@ -50,6 +50,8 @@ void parse_command_line(int argc, char** argv, const std::string& description, c
     if (spec->flag ? joined : !joined && i + 1 == argc) refuse_value(*spec);
     given.emplace_back(&*spec, spec->flag ? "" : joined ? word.substr(name.size() + 1) : argv[++i]);
   }
+  for (const auto& [spec, value] : given)  // if a value is missing, the next option's name was taken for it
+    if (!spec->flag && (value.empty() || value.starts_with("--") || find(value) != specs.end())) refuse_value(*spec);
   for (const std::string& word : unknown) {
     const bool dashes = word.starts_with("-");
     if (word == "--version") {
@@ -62,8 +64,7 @@ void parse_command_line(int argc, char** argv, const std::string& description, c
     words->push_back(word);
   }
   std::map<std::string, std::string> seen;
-  for (const auto& [spec, value] : given) {  // if a value is missing, the next option's name was taken for it
-    if (!spec->flag && (value.empty() || value.starts_with("--") || find(value) != specs.end())) refuse_value(*spec);
+  for (const auto& [spec, value] : given) {
     const auto [first, fresh] = seen.emplace(spec->name, value);
     if (!fresh && !spec->flag && !spec->repeats)
       throw UsageError(spec->name + " is given twice (" + first->second + " and " + value + ")");
