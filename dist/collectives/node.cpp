@@ -44,21 +44,6 @@ void ring(ControlBlock& block) {
   if (block.sleeping.load()) syscall(SYS_futex, &block.doorbell, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
-// into = the combination of the ranks' elements, in the order of ranks; in bf16 with one rounding.
-template <class From>
-void reduce(Combine combine, DType dtype, int ranks, std::int64_t count, std::byte* into, const From& from) {
-  if (dtype == DType::bf16) {
-    float wide[1024];
-    const auto* first = reinterpret_cast<const bf16*>(from(0));
-    widen(wide, first, count);
-    for (int r = 1; r < ranks; r++) combine_wide(combine, wide, reinterpret_cast<const bf16*>(from(r)), count);
-    narrow(reinterpret_cast<bf16*>(into), wide, count);
-    return;
-  }
-  std::memcpy(into, from(0), std::size_t(count) * size_of(dtype));
-  for (int r = 1; r < ranks; r++) combine_elements(combine, dtype, into, from(r), count);
-}
-
 class NodeCommunicator : public QueuedCommunicator {
  public:
   explicit NodeCommunicator(std::unique_ptr<Communicator> base)
@@ -151,134 +136,12 @@ class NodeCommunicator : public QueuedCommunicator {
   }
   static std::string words_of(double communicator) { return std::to_string(std::uint64_t(communicator)); }
 
-  // returns true when a round is over
-  // ---- an operation -------------------------------------------------------------------------------------------------
-  bool step(Collective& o) {
-    if (!o.entered) {
-      o.sequence = ++sequences_;
-      if (o.round == 0) {
-        control_blocks_[rank_].arrivals[o.sequence % 2].intent = {o.header, place_of(o.call.data)};
-        if (o.call.data.bytes() <= small_bytes) o.way = o.call.kind == Kind::barrier ? Way::barrier : Way::small;
-      }
-      before(o);
-      o.entered = true;
-      arrive(o.sequence);
-      o.since = {};
-    }
-    if (!arrived(o.sequence)) return false;
-    if (o.round == 0) {
-      decide(o);
-      bytes_ += sent(o);
-    }
-    after(o);
-    o.entered = false;
-    o.over = ++o.round == o.rounds;
-    return true;
-  }
-  // a round's writes, before this rank arrives
-  void before(Collective& o) {
-    const bool second = o.call.kind == Kind::all_reduce && o.round > 0 && o.round % 2 == 0;  // the slots hold sums
-    if ((o.way != Way::small && o.way != Way::slots) || second) return;
-    o.slot = int(uses_++ % 2);
-    if (o.call.kind == Kind::broadcast && o.call.peer != rank_) return;
-    if (const Piece p = open(o, rank_); p.length() > 0)
-      std::memcpy(slot(rank_, o.slot), o.call.data.at(p.begin), o.bytes(p));
-  }
-  // its reads, after all ranks have arrived
-  void after(const Collective& o) {
-    if (o.way == Way::barrier || (o.way == Way::slots && o.round == 0) || (o.way == Way::in_place && o.round == 1))
-      return;
-    const Buffer& data = o.call.data;
-    const bool in_place = o.way == Way::in_place;
-    const std::int64_t place = in_place ? place_of(data) : 0;
-    auto of = [&](int r, std::int64_t at) {  // the shared address of element `at` of rank r
-      return (in_place ? at_place(place, r) : slot(r, o.slot)) +
-             std::size_t(at - (in_place ? 0 : open(o, r).begin)) * size_of(data.dtype);
-    };
-    auto copy = [&](int r, Piece p) {
-      if (p.length() > 0) std::memcpy(data.at(p.begin), of(r, p.begin), o.bytes(p));
-    };
-    constexpr std::int64_t block = 1024;  // elements that stay in the first-level cache
-    alignas(64) std::byte sum[block * 8];
-    auto combine = [&](Piece p, auto&& then) {  // block by block: then(block) takes its result from `sum`
-      for (Piece b{p.begin, 0}; b.begin < p.end; b.begin = b.end) {
-        b.end = std::min(b.begin + block, p.end);
-        reduce(o.call.combine, data.dtype, ranks_, b.length(), sum, [&](int r) { return of(r, b.begin); });
-        then(b);
-      }
-    };
-    auto into_data = [&](Piece b) { std::memcpy(data.at(b.begin), sum, o.bytes(b)); };
-
-    const Piece p = open(o, rank_);
-    switch (o.call.kind) {
-      case Kind::broadcast:
-        if (o.call.peer != rank_) copy(o.call.peer, p);
-        return;
-      case Kind::all_gather:
-        for (int r = 0; r < ranks_; r++)
-          if (r != rank_) copy(r, open(o, r));
-        return;
-      case Kind::reduce_scatter: {
-        const Piece mine = o.piece(rank_);
-        return combine({std::max(p.begin, mine.begin), std::min(p.end, mine.end)}, into_data);
-      }
-      default: break;  // all_reduce
-    }
-    if (o.way == Way::small) return combine(p, into_data);
-    // Each rank computes the sums of a share. Shares end at multiples of a cache line, so that no two ranks write to
-    // the same line.
-    auto cut = [&](int r) { return r == ranks_ ? p.end : p.begin + p.length() * r / ranks_ / 64 * 64; };
-    auto share_of = [&](int r) { return Piece{cut(r), cut(r + 1)}; };
-    if (in_place)
-      combine(share_of(rank_), [&](Piece b) {
-        for (int r = 0; r < ranks_; r++) std::memcpy(of(r, b.begin), sum, o.bytes(b));
-      });
-    else if (o.round % 2 == 1)  // in slots: first each rank writes its share to its own slot
-      combine(share_of(rank_), [&](Piece b) { std::memcpy(of(rank_, b.begin), sum, o.bytes(b)); });
-    else  // then all ranks copy all shares
-      for (int r = 0; r < ranks_; r++) copy(r, share_of(r));
-  }
-  // after the first round, in which all ranks publish their intents
-  void decide(Collective& o) const {
-    auto intent = [&](int r) -> const Intent& { return control_blocks_[r].arrivals[o.sequence % 2].intent; };
-    bool same_place = true;
-    for (int r = 0; r < ranks_; r++) {
-      const Intent& theirs = intent(r);
-      if (theirs.header.kind != o.header.kind || !theirs.header.agrees(o.header))
-        throw CommunicationError(job_ranks_[std::size_t(r)], mismatch(where(r), theirs.header, where(rank_), o.header));
-      same_place = same_place && theirs.place == intent(0).place && theirs.place >= 0;
-    }
-    if (o.way != Way::undecided) return;
-    o.way = same_place ? Way::in_place : Way::slots;
-    o.rounds = 2;  // in place; the second: no rank uses another's memory any more
-    if (same_place) return;
-    std::int64_t longest = o.call.data.count;
-    if (o.call.kind == Kind::all_gather) {
-      longest = 0;
-      for (int r = 0; r < ranks_; r++) longest = std::max(longest, o.piece(r).length());
-    }
-    o.rounds = 1 + (longest + o.per_slot() - 1) / o.per_slot() * o.rounds_per_slot();
-  }
-  // Elements of rank r's buffer that others can read in this round: all that it contributes, or as many as a slot
-  // holds.
-  Piece open(const Collective& o, int r) const {
-    const Piece whole = o.call.kind == Kind::all_gather ? o.piece(r) : Piece{0, o.call.data.count};
-    if (o.way != Way::slots) return whole;
-    const std::int64_t from = whole.begin + (o.round - 1) / o.rounds_per_slot() * o.per_slot();
-    return {std::min(from, whole.end), std::min(from + o.per_slot(), whole.end)};
-  }
-  // The bytes of this rank that the others read, plus those that it writes for them.
-  std::uint64_t sent(const Collective& o) const {
-    const auto others = std::uint64_t(ranks_ - 1), all = std::uint64_t(o.call.data.bytes()),
-               share = all / std::uint64_t(ranks_);
-    switch (o.call.kind) {
-      case Kind::broadcast: return o.call.peer == rank_ ? others * all : 0;
-      case Kind::all_reduce: return 2 * others * share;
-      case Kind::reduce_scatter: return all - o.bytes(o.piece(rank_));
-      case Kind::all_gather: return others * o.bytes(o.piece(rank_));
-      default: return 0;
-    }
-  }
+  bool step(Collective& o);          // returns true when a round is over
+  void before(Collective& o);        // a round's writes, before this rank arrives
+  void after(const Collective& o);   // its reads, after all ranks have arrived
+  void decide(Collective& o) const;  // after the first round, in which all ranks publish their intents
+  Piece open(const Collective& o, int rank) const;
+  std::uint64_t sent(const Collective& o) const;
 
   Collective& front() const { return static_cast<Collective&>(*operations_.front()); }
   bool arrived(std::uint64_t sequence) const {
@@ -371,6 +234,150 @@ class NodeCommunicator : public QueuedCommunicator {
   std::uint32_t number_ = 0, doorbell_seen_ = 0;
   bool wait_reported_ = false;  // this rank's wait was reported to the others
 };
+
+// ---- an operation ---------------------------------------------------------------------------------------------------
+bool NodeCommunicator::step(Collective& o) {
+  if (!o.entered) {
+    o.sequence = ++sequences_;
+    if (o.round == 0) {
+      control_blocks_[rank_].arrivals[o.sequence % 2].intent = {o.header, place_of(o.call.data)};
+      if (o.call.data.bytes() <= small_bytes) o.way = o.call.kind == Kind::barrier ? Way::barrier : Way::small;
+    }
+    before(o);
+    o.entered = true;
+    arrive(o.sequence);
+    o.since = {};
+  }
+  if (!arrived(o.sequence)) return false;
+  if (o.round == 0) {
+    decide(o);
+    bytes_ += sent(o);
+  }
+  after(o);
+  o.entered = false;
+  o.over = ++o.round == o.rounds;
+  return true;
+}
+
+void NodeCommunicator::decide(Collective& o) const {
+  auto intent = [&](int r) -> const Intent& { return control_blocks_[r].arrivals[o.sequence % 2].intent; };
+  bool same_place = true;
+  for (int r = 0; r < ranks_; r++) {
+    const Intent& theirs = intent(r);
+    if (theirs.header.kind != o.header.kind || !theirs.header.agrees(o.header))
+      throw CommunicationError(job_ranks_[std::size_t(r)], mismatch(where(r), theirs.header, where(rank_), o.header));
+    same_place = same_place && theirs.place == intent(0).place && theirs.place >= 0;
+  }
+  if (o.way != Way::undecided) return;
+  o.way = same_place ? Way::in_place : Way::slots;
+  o.rounds = 2;  // in place; the second: no rank uses another's memory any more
+  if (same_place) return;
+  std::int64_t longest = o.call.data.count;
+  if (o.call.kind == Kind::all_gather) {
+    longest = 0;
+    for (int r = 0; r < ranks_; r++) longest = std::max(longest, o.piece(r).length());
+  }
+  o.rounds = 1 + (longest + o.per_slot() - 1) / o.per_slot() * o.rounds_per_slot();
+}
+
+// The bytes of this rank that the others read, plus those that it writes for them.
+std::uint64_t NodeCommunicator::sent(const Collective& o) const {
+  const auto others = std::uint64_t(ranks_ - 1), all = std::uint64_t(o.call.data.bytes()),
+             share = all / std::uint64_t(ranks_);
+  switch (o.call.kind) {
+    case Kind::broadcast: return o.call.peer == rank_ ? others * all : 0;
+    case Kind::all_reduce: return 2 * others * share;
+    case Kind::reduce_scatter: return all - o.bytes(o.piece(rank_));
+    case Kind::all_gather: return others * o.bytes(o.piece(rank_));
+    default: return 0;
+  }
+}
+
+// Elements of rank r's buffer that others can read in this round: all that it contributes, or as many as a slot holds.
+Piece NodeCommunicator::open(const Collective& o, int r) const {
+  const Piece whole = o.call.kind == Kind::all_gather ? o.piece(r) : Piece{0, o.call.data.count};
+  if (o.way != Way::slots) return whole;
+  const std::int64_t from = whole.begin + (o.round - 1) / o.rounds_per_slot() * o.per_slot();
+  return {std::min(from, whole.end), std::min(from + o.per_slot(), whole.end)};
+}
+
+// into = the combination of the ranks' elements, in the order of ranks; in bf16 with one rounding.
+template <class From>
+void reduce(Combine combine, DType dtype, int ranks, std::int64_t count, std::byte* into, const From& from) {
+  if (dtype == DType::bf16) {
+    float wide[1024];
+    const auto* first = reinterpret_cast<const bf16*>(from(0));
+    widen(wide, first, count);
+    for (int r = 1; r < ranks; r++) combine_wide(combine, wide, reinterpret_cast<const bf16*>(from(r)), count);
+    narrow(reinterpret_cast<bf16*>(into), wide, count);
+    return;
+  }
+  std::memcpy(into, from(0), std::size_t(count) * size_of(dtype));
+  for (int r = 1; r < ranks; r++) combine_elements(combine, dtype, into, from(r), count);
+}
+
+void NodeCommunicator::before(Collective& o) {
+  const bool second = o.call.kind == Kind::all_reduce && o.round > 0 && o.round % 2 == 0;  // the slots hold sums
+  if ((o.way != Way::small && o.way != Way::slots) || second) return;
+  o.slot = int(uses_++ % 2);
+  if (o.call.kind == Kind::broadcast && o.call.peer != rank_) return;
+  if (const Piece p = open(o, rank_); p.length() > 0)
+    std::memcpy(slot(rank_, o.slot), o.call.data.at(p.begin), o.bytes(p));
+}
+
+void NodeCommunicator::after(const Collective& o) {
+  if (o.way == Way::barrier || (o.way == Way::slots && o.round == 0) || (o.way == Way::in_place && o.round == 1))
+    return;
+  const Buffer& data = o.call.data;
+  const bool in_place = o.way == Way::in_place;
+  const std::int64_t place = in_place ? place_of(data) : 0;
+  auto of = [&](int r, std::int64_t at) {  // the shared address of element `at` of rank r
+    return (in_place ? at_place(place, r) : slot(r, o.slot)) +
+           std::size_t(at - (in_place ? 0 : open(o, r).begin)) * size_of(data.dtype);
+  };
+  auto copy = [&](int r, Piece p) {
+    if (p.length() > 0) std::memcpy(data.at(p.begin), of(r, p.begin), o.bytes(p));
+  };
+  constexpr std::int64_t block = 1024;  // elements that stay in the first-level cache
+  alignas(64) std::byte sum[block * 8];
+  auto combine = [&](Piece p, auto&& then) {  // block by block: then(block) takes its result from `sum`
+    for (Piece b{p.begin, 0}; b.begin < p.end; b.begin = b.end) {
+      b.end = std::min(b.begin + block, p.end);
+      reduce(o.call.combine, data.dtype, ranks_, b.length(), sum, [&](int r) { return of(r, b.begin); });
+      then(b);
+    }
+  };
+  auto into_data = [&](Piece b) { std::memcpy(data.at(b.begin), sum, o.bytes(b)); };
+
+  const Piece p = open(o, rank_);
+  switch (o.call.kind) {
+    case Kind::broadcast:
+      if (o.call.peer != rank_) copy(o.call.peer, p);
+      return;
+    case Kind::all_gather:
+      for (int r = 0; r < ranks_; r++)
+        if (r != rank_) copy(r, open(o, r));
+      return;
+    case Kind::reduce_scatter: {
+      const Piece mine = o.piece(rank_);
+      return combine({std::max(p.begin, mine.begin), std::min(p.end, mine.end)}, into_data);
+    }
+    default: break;  // all_reduce
+  }
+  if (o.way == Way::small) return combine(p, into_data);
+  // Each rank computes the sums of a share. Shares end at multiples of a cache line, so that no two ranks write to the
+  // same line.
+  auto cut = [&](int r) { return r == ranks_ ? p.end : p.begin + p.length() * r / ranks_ / 64 * 64; };
+  auto share_of = [&](int r) { return Piece{cut(r), cut(r + 1)}; };
+  if (in_place)
+    combine(share_of(rank_), [&](Piece b) {
+      for (int r = 0; r < ranks_; r++) std::memcpy(of(r, b.begin), sum, o.bytes(b));
+    });
+  else if (o.round % 2 == 1)  // in slots: first each rank writes its share to its own slot
+    combine(share_of(rank_), [&](Piece b) { std::memcpy(of(rank_, b.begin), sum, o.bytes(b)); });
+  else  // then all ranks copy all shares
+    for (int r = 0; r < ranks_; r++) copy(r, share_of(r));
+}
 
 }  // namespace
 
