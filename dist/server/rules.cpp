@@ -257,7 +257,7 @@ struct Averaging {
 //   0 ≤ c < c_ok:  ĝ = ‖g‖·u/‖u‖, u = (1 − λ)·g/‖g‖ + λ·m/‖m‖, λ = min(k_d·(1 − c)·conf, 1)
 //   c < 0:         ĝ = g − β·c·‖g‖·m/‖m‖, β = min(k_s·(−c)·conf, β_max)
 //   m = μ·m + (1 − μ)·ĝ;  w −= η·(ĝ + μ·m)
-// The formulas are the paper's; the constants are ours, since we have not seen the paper's.
+// The formulas are those of a secondary source that quotes the paper. The constants are ours.
 template <class T>
 struct Heloco {
   static constexpr Rule::Keeps keeps{.velocity = true};
