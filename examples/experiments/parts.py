@@ -4,8 +4,8 @@
     python3 examples/experiments/parts.py bias|table              carries out what is missing, and prints the table
     python3 examples/experiments/parts.py bias|table --show       the table of the runs that there are
 
-Every run of build/simulate is a line of parts_bias.jsonl or parts_table.jsonl as soon as it ends, so a study may be
-interrupted anywhere.
+As many runs of build/simulate as there are cores go side by side. Each is a line of parts_bias.jsonl or
+parts_table.jsonl as soon as it ends, so a study may be interrupted anywhere.
 
 bias: half of 10 workers take four times as long, and they alone have classes 0 to 4 of Fashion-MNIST. No momentum, except the mean of
     changes that heloco is made of.
@@ -13,9 +13,11 @@ table: CIFAR-10 (arXiv 2102.02079, the network conv 5×5×6, conv 5×5×16, 120,
 import argparse
 import json
 import math
+import os
 import pathlib
 import statistics
 import subprocess
+from concurrent import futures
 
 HERE = pathlib.Path(__file__).resolve().parent
 SIMULATE = HERE.parents[1] / "build" / "simulate"
@@ -51,20 +53,30 @@ def key(run):
 
 
 def carry_out(runs, path, done):
-    for run in runs:
-        if key(run) in done:
-            continue
+    def simulated(run):
         words = [w for name, value in run["options"].items() if value != ""
                  for w in ([name] if value is None else [name, str(value)])]
         ended = subprocess.run([SIMULATE, "--json", *words], capture_output=True, text=True)
         if ended.returncode:
             raise SystemExit(f"{run['name']}: {ended.stderr.strip()}")
-        line = json.loads(ended.stdout)
-        kept = {name: line.get(name) for name in ("status", "test", "class_accuracy", "wall_seconds", "made_by")}
-        done[key(run)] = run | kept
-        with open(path, "a") as file:
-            print(json.dumps(done[key(run)]), file=file)
-        print(f"{run['name']}, seed {run['seed']}: {percent(line.get('test'))} in {line['wall_seconds']:.0f} s", flush=True)
+        return run, json.loads(ended.stdout)
+
+    missing = [run for run in runs if key(run) not in done]
+    if missing and not SIMULATE.exists():
+        raise SystemExit(f"{SIMULATE} is not there: say make")
+    with futures.ThreadPoolExecutor(os.cpu_count()) as pool:  # a run has one thread
+        try:
+            for ended in futures.as_completed([pool.submit(simulated, run) for run in missing]):
+                run, line = ended.result()
+                kept = {name: line.get(name) for name in ("status", "test", "class_accuracy", "wall_seconds", "made_by")}
+                done[key(run)] = run | kept
+                with open(path, "a") as file:
+                    print(json.dumps(done[key(run)]), file=file)
+                print(f"{run['name']}, seed {run['seed']}: {percent(line.get('test'))} in {line['wall_seconds']:.0f} s",
+                      flush=True)
+        except BaseException:
+            pool.shutdown(cancel_futures=True)  # also after Ctrl-C: nothing else is begun
+            raise
 
 
 def percent(share):
@@ -124,4 +136,7 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        raise SystemExit("interrupted: the same command goes on") from None
