@@ -17,7 +17,6 @@ struct Region {  // a parallel region of the library, and this thread's index in
 };
 thread_local Region region;
 thread_local int threads_wanted = 0;  // 0: outside of LibraryThreads
-thread_local long regions = 0;
 
 bool ours() { return threads_wanted > 0; }
 
@@ -33,7 +32,6 @@ F* beyond(const char* name) {
 
 LibraryThreads::LibraryThreads(int threads) : before_(std::exchange(threads_wanted, threads)) {}
 LibraryThreads::~LibraryThreads() { threads_wanted = before_; }
-long library_regions() { return regions; }
 
 }  // namespace tandem::cpu
 
@@ -68,7 +66,6 @@ void GOMP_parallel(void (*body)(void*), void* data, unsigned threads, unsigned f
   if (!ours()) return other(body, data, threads, flags);
   const int wanted = threads_wanted, parts = team::inside() ? 1 : threads ? int(threads) : wanted;
   team::Barrier barrier(parts);
-  regions++;
   auto run = [&](int part) {
     const Region outer = std::exchange(region, {part, parts, parts > 1 ? &barrier : nullptr});
     const int before = std::exchange(threads_wanted, wanted);

@@ -19,6 +19,4 @@ class LibraryThreads {
   int before_;
 };
 
-long library_regions();  // of this thread that ran on our team, so far; for tests
-
 }  // namespace tandem::cpu
