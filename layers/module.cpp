@@ -115,7 +115,7 @@ ModuleBuffer& Module::buffer(std::string name, const Shape& shape, double initia
 
 Variable Sequential::forward(const Variable& x) {
   Variable y = x;
-  for (auto& [name, module] : children()) y = module(y);
+  for (auto& [name, module] : children()) y = (*module)(y);
   return y;
 }
 

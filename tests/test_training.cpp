@@ -114,7 +114,7 @@ TEST(Loading, LoadersAreWhatTheOptionsSay) {
 
   o.val = 80, o.augment = true, o.cutout = 3, o.mixup = 0.2;
   EXPECT_EQ(Loaders(data, o, *backend).train.options().batch, 8);  // the program's batch is for more pictures
-  o.given = {"--batch"};
+  o.given = {{"--batch", "64"}};
   EXPECT_REFUSED(Loaders(data, o, *backend), "20 pictures do not fill a batch of 32", "a smaller --batch or --val");
   o.batch_per_rank = 9;
   Loaders few(data, o, *backend);

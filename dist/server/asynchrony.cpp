@@ -112,12 +112,11 @@ void note_ineffective_options(const Asynchrony& how, const Optimizer& optimizer,
   const SGDOptions& o = served_sgd(optimizer, how);
   const std::string name = how.text();
   const Rule::Keeps keeps = make_rule(how.rule)->keeps();
-  const bool synchronous = how.kind == Asynchrony::Kind::bsp,
-             averages = how.rule.starts_with("delayed-nesterov") || how.rule.starts_with("heloco");
+  const bool synchronous = how.kind == Asynchrony::Kind::bsp;
   if (o.momentum > 0 && !keeps.velocity && !keeps.own)
     std::fprintf(stderr, "note: %s has no momentum: %g is not used. Try %s\n", name.c_str(), o.momentum,
                  instead_of_momentum(how, optimizer.learning_rate()).c_str());
-  else if (o.momentum > 0.5 && how.takes_each() && keeps.velocity && !keeps.own && !averages && workers > 1)
+  else if (o.momentum > 0.5 && how.takes_each() && keeps.velocity && !keeps.own && !keeps.averages && workers > 1)
     std::fprintf(stderr, "note: under %s late gradients add momentum of their own to %g. Try %s\n", name.c_str(),
                  o.momentum,
                  how.rule.starts_with("gap-aware") ? ("--lr " + digits(optimizer.learning_rate() / 2)).c_str()

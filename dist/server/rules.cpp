@@ -181,7 +181,7 @@ struct DanaDc : DcAsgdA<T> {
 // the first of N pushes.
 template <class T>
 struct DelayedNesterov {
-  static constexpr Rule::Keeps keeps{.velocity = true};
+  static constexpr Rule::Keeps keeps{.velocity = true, .averages = true};
   T decay, share, ahead;
   DelayedNesterov(const Hyper& h, const Constants& k) {
     const auto every = std::uint64_t(k.at("every"));
@@ -260,7 +260,7 @@ struct Averaging {
 // The formulas are those of a secondary source that quotes the paper. The constants are ours.
 template <class T>
 struct Heloco {
-  static constexpr Rule::Keeps keeps{.velocity = true};
+  static constexpr Rule::Keeps keeps{.velocity = true, .averages = true};
   T mu;
   double keep, shrink, most, turn, kappa;
   T of_g = 1, of_m = 0;  // ĝ = of_g·g + of_m·m in the present tensor

@@ -40,6 +40,7 @@ class Rule {
  public:
   struct Keeps {  // which vectors the rule keeps
     bool velocity = false, sent = false, square_avg = false, own = false;
+    bool averages = false;  // the velocity is a mean of gradients, so that late ones add no momentum of their own
   };
   virtual ~Rule() = default;
   virtual std::string name() const = 0;

@@ -3,7 +3,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <iostream>
-#include <map>
 
 #include "core/build_info.h"
 #include "layers/train/options.h"
@@ -30,8 +29,8 @@ void print_help(const char* program, const std::string& description, const std::
 
 }  // namespace
 
-void parse_command_line(int argc, char** argv, const std::string& description, const std::vector<OptionSpec>& specs,
-                        std::vector<std::string>* words) {
+GivenOptions parse_command_line(int argc, char** argv, const std::string& description,
+                                const std::vector<OptionSpec>& specs, std::vector<std::string>* words) {
   auto find = [&](const std::string& name) { return std::ranges::find(specs, name, &OptionSpec::name); };
   std::vector<std::pair<const OptionSpec*, std::string>> given;  // in the order of the command line
   std::vector<std::string> unknown;
@@ -63,7 +62,7 @@ void parse_command_line(int argc, char** argv, const std::string& description, c
                        (specs.empty() ? ": this program takes none" : " (--help lists the options)"));
     words->push_back(word);
   }
-  std::map<std::string, std::string> seen;
+  GivenOptions seen;
   for (const auto& [spec, value] : given) {
     const auto [first, fresh] = seen.emplace(spec->name, value);
     if (!fresh && !spec->flag && !spec->repeats)
@@ -73,6 +72,7 @@ void parse_command_line(int argc, char** argv, const std::string& description, c
     if (name.starts_with("--no-") && seen.count("--" + name.substr(5)))
       throw UsageError("--" + name.substr(5) + " and " + name + " contradict each other");
   for (const auto& [spec, value] : given) spec->set(value);
+  return seen;
 }
 
 }  // namespace tandem

@@ -48,13 +48,8 @@ RunConfig parse_options(int argc, char** argv, const std::string& description, c
   if (!only.empty()) std::erase_if(specs, [&](const OptionSpec& s) { return !std::ranges::count(only, s.name); });
   for (const OptionSpec& s : specs) o.accepted.push_back(s.name);
   specs.insert(specs.end(), own.begin(), own.end());
-  for (OptionSpec& s : specs)
-    s.set = [&o, name = s.name, set = std::move(s.set)](const std::string& v) {
-      set(v);
-      o.given.insert(name);
-    };
   if (rank_from_environment() > 0 && !std::freopen("/dev/null", "w", stdout)) fail("/dev/null cannot be opened");
-  parse_command_line(argc, argv, description, specs);
+  o.given = parse_command_line(argc, argv, description, specs);
   if (o.momentum == 0) o.nesterov = false;
   if (o.optimizer != defaults.optimizer) {  // the program's defaults are for its own
     if (adaptive(o.optimizer) && !o.given.count("--lr")) o.learning_rate = 1e-3;

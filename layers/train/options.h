@@ -42,7 +42,7 @@ std::unique_ptr<Optimizer> make_optimizer(const RunConfig& options);
 int run_program(int argc, char** argv, const std::function<void()>& body);
 
 // --help prints and exits with 0. Throws UsageError. Words that belong to no option go to `words`, or are refused.
-void parse_command_line(int argc, char** argv, const std::string& description, const std::vector<OptionSpec>& specs,
-                        std::vector<std::string>* words = nullptr);
+GivenOptions parse_command_line(int argc, char** argv, const std::string& description,
+                                const std::vector<OptionSpec>& specs, std::vector<std::string>* words = nullptr);
 
 }  // namespace tandem

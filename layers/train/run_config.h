@@ -3,8 +3,8 @@
 // first line of the metrics are made from that description.
 #pragma once
 #include <functional>
+#include <map>
 #include <memory>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -22,6 +22,8 @@ struct ImportExportFiles {  // empty: none
   std::string import_torch = {}, export_torch = {}, export_onnx = {};
   std::string tensorboard = {};  // a folder
 };
+
+using GivenOptions = std::map<std::string, std::string>;  // the first value of each, by its name
 
 // fit() reads the fields marked with *. Programs make the data, the model, the optimizer and the backend, which they
 // pass to fit(), from the others.
@@ -93,7 +95,7 @@ struct RunConfig {
   std::vector<std::shared_ptr<Callback>> callbacks = {};  // of the program (layers/train/callback.h)
   Settings settings = {};                                 // of the program, stored in checkpoints besides the options
 
-  std::set<std::string> given = {};        // the names that were on the command line
+  GivenOptions given = {};                 // on the command line
   std::vector<std::string> accepted = {};  // the names of the options that the program has
 };
 
