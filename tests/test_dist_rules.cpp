@@ -219,6 +219,18 @@ TEST(Rules, HelocoTurnsEachTensorTowardsTheMomentum) {
     }
 }
 
+TEST(Rules, TheCorrectionOfHelocoIsWhatItTurns) {
+  std::vector<float> w(128), g(128, 1), m(128, 1);
+  std::fill_n(m.begin(), 64, -1.0f);  // against the first half
+  const auto rule = make_rule("heloco");
+  auto corrected = [&](std::int32_t second) {
+    const std::vector<RuleBlock> blocks{{}, {.tensor = second}};
+    return rule->correction({.w = w.data(), .g = g.data(), .velocity = m.data(), .blocks = blocks.data()}, 128, {});
+  };
+  EXPECT_NEAR(corrected(1), 0.5 * std::sqrt(0.5), 1e-6);  // half of the first tensor's gradient
+  EXPECT_GT(corrected(0), 0.5);                           // one tensor, at a right angle to the momentum
+}
+
 TEST(Rules, WithoutCorrectionTheyAreTheirSimplerKin) {
   EXPECT_EQ(run("dc-asgd-c:lambda=0", DType::f32), run("asgd", DType::f32));
   EXPECT_EQ(run("dc-asgd-a:lambda=0", DType::f32), run("asgd", DType::f32));

@@ -322,6 +322,15 @@ TEST(Simulator, HalfOfTheWorkersAreSlow) {
   EXPECT_TRUE(parse_slower("half:4", 1).empty());
   EXPECT_REFUSED(parse_slower("half:x", 4), "--slow half:x");
   EXPECT_REFUSED(parse_slower("half", 4), "half:FACTOR");
+  const Parts parts{.pictures = {{5, 0, 1}, {0, 5, 5}}};
+  EXPECT_EQ(parse_slower("classes:1-2:3", 2, parts), (std::map<int, double>{{1, 3}}));
+  EXPECT_EQ(parse_slower("classes:0-0,1:2", 2, parts), (std::map<int, double>{{0, 4}, {1, 2}}));
+  for (const char* form : {"classes:0-1:2:3", "classes:0", "classes:0-1x", "classes:"})
+    EXPECT_REFUSED(parse_slower(form, 2, parts), "classes:FIRST-LAST");
+  for (const char* range : {"classes:1-3", "classes:2-1:4"})
+    EXPECT_REFUSED(parse_slower(range, 2, parts), "there are classes 0 to 2");
+  EXPECT_REFUSED(parse_slower("classes:0-1:x", 2, parts), "0.001");
+  EXPECT_REFUSED(parse_slower("classes:0-1", 2), "--partition");
 }
 
 }  // namespace

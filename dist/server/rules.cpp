@@ -291,6 +291,7 @@ struct Heloco {
     of_g = T((1 - lambda) / norm);
     of_m = T(lambda * g / (norm * m));
   }
+  T correction(const RuleVectors<T>& x, std::int64_t i) const { return (of_g - 1) * x.g[i] + of_m * x.velocity[i]; }
   void operator()(const RuleVectors<T>& x, T rate, std::int64_t i) const {
     const T turned = of_g * x.g[i] + of_m * x.velocity[i];
     x.velocity[i] = fused(mu, x.velocity[i], (1 - mu) * turned);
@@ -311,9 +312,11 @@ class RuleOf final : public Rule {
   void push(const RuleVectors<double>& x, std::int64_t n, const Hyper& h) const override { run(x, n, h); }
 
   double correction(const RuleVectors<float>& x, std::int64_t n, const Hyper& h) const override {
-    const Formula<float> f(h, constants_);
+    Formula<float> f(h, constants_);
     double corrected = 0, squares = 0;
     for (std::int64_t i = 0; i < n; i++) {
+      if constexpr (sees<Formula<float>>)
+        if (i % block == 0) begin_block(f, x, i, n);
       double c = 0;
       if constexpr (requires { f.correction(x, 0.f, i, 0.f); })
         c = f.correction(x, float(h.learning_rate) * x.blocks[i / block].scale, i, f.mean_square(x, i));
@@ -332,6 +335,13 @@ class RuleOf final : public Rule {
   static constexpr bool sees = requires {
     &F::begin_tensor;
   };
+  template <class T>  // n: the length of the vector
+  static void begin_block(Formula<T>& f, const RuleVectors<T>& x, std::int64_t b, std::int64_t n) {
+    if (b > 0 && x.blocks[b / block].tensor == x.blocks[b / block - 1].tensor) return;
+    std::int64_t end = b + block;
+    while (end < n && x.blocks[end / block].tensor == x.blocks[b / block].tensor) end += block;
+    f.begin_tensor(x, b, end);
+  }
   template <class T>
   void run(const RuleVectors<T>& given, std::int64_t n, const Hyper& h) const {
     Formula<T> f(h, constants_);
@@ -339,12 +349,7 @@ class RuleOf final : public Rule {
     const T eta = rounded<T>(h.learning_rate);
     for (std::int64_t b = 0; b < n; b += block) {
       const T rate = eta * T(x.blocks[b / block].scale);
-      if constexpr (sees<Formula<T>>)
-        if (b == 0 || x.blocks[b / block].tensor != x.blocks[b / block - 1].tensor) {
-          std::int64_t end = b + block;
-          while (end < n && x.blocks[end / block].tensor == x.blocks[b / block].tensor) end += block;
-          f.begin_tensor(x, b, end);
-        }
+      if constexpr (sees<Formula<T>>) begin_block(f, x, b, n);
 #pragma omp simd
       for (std::int64_t i = b; i < b + block; i++) f(x, rate, i);
     }

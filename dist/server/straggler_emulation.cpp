@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "core/error.h"
+#include "core/text.h"
 #include "dist/job/environment.h"
 
 namespace tandem {
@@ -28,10 +29,15 @@ std::map<int, double> parse_slower(const std::string& slow, int ranks, const Par
   for (std::string item; std::getline(items, item, ',');) {
     if (item.starts_with("classes:")) {
       std::size_t first = 0, last = 0;
-      double factor = 4;
-      if (parts.pictures.empty() || std::sscanf(item.c_str(), "classes:%zu-%zu:%lf", &first, &last, &factor) < 2)
+      char behind;
+      const std::vector<std::string> words = parts_of(item, ':');
+      if (parts.pictures.empty() || words.size() < 2 || words.size() > 3 ||
+          std::sscanf(words[1].c_str(), "%zu-%zu%c", &first, &last, &behind) != 2)
         refuse("--slow ", slow,
                ": in the simulator and with --partition, classes:FIRST-LAST or classes:FIRST-LAST:FACTOR");
+      if (first > last || last >= parts.pictures[0].size())
+        refuse("--slow ", slow, ": there are classes 0 to ", parts.pictures[0].size() - 1, ", the lower number first");
+      const double factor = words.size() == 3 ? number("--slow " + slow, words[2], 0.001) : 4;
       for (int w = 0; w < ranks; w++)
         if (2 * parts.of(w, first, last) > parts.of(w)) slower[w] = factor;
       continue;
