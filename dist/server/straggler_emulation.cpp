@@ -33,8 +33,10 @@ std::map<int, double> parse_slower(const std::string& slow, int ranks, const Par
       const std::vector<std::string> words = parts_of(item, ':');
       if (parts.pictures.empty() || words.size() < 2 || words.size() > 3 ||
           std::sscanf(words[1].c_str(), "%zu-%zu%c", &first, &last, &behind) != 2)
-        refuse("--slow ", slow,
-               ": in the simulator and with --partition, classes:FIRST-LAST or classes:FIRST-LAST:FACTOR");
+        refuse(
+            "--slow ", slow,
+            ": classes:FIRST-LAST or classes:FIRST-LAST:FACTOR is for build/simulate with --partition; elsewhere, and "
+            "without it, RANK:FACTOR");
       if (first > last || last >= parts.pictures[0].size())
         refuse("--slow ", slow, ": there are classes 0 to ", parts.pictures[0].size() - 1, ", the lower number first");
       const double factor = words.size() == 3 ? number("--slow " + slow, words[2], 0.001) : 4;
