@@ -426,7 +426,8 @@ std::string rule_options(const std::string& name) {
 }
 
 std::unique_ptr<Rule> make_rule(const std::string& text) {
-  const Row& row = row_of(spec_name(text));
+  const std::string name = spec_name(text);
+  const Row& row = row_of(name);
   Constants constants = row.constants;
   double clip = 0;
   read_spec(text, fields_of(constants, clip));
