@@ -19,7 +19,7 @@ TEST(SeeingJson, ReadsOneDocumentAndNamesWhatIsWrong) {
   EXPECT_REFUSED(parse_json(R"({"a" 1})"), "at line 1, column 6", "expected ':'");
   EXPECT_REFUSED(parse_json(R"({"a":1,"a":2})"), "\"a\" comes twice");
   EXPECT_REFUSED(parse_json(std::string(1'000'000, '[')), "nested deeper");
-  EXPECT_REFUSED(parse_json(""), "end of input");
+  EXPECT_REFUSED(parse_json(""), "at line 1, column 1", "input");
   EXPECT_EQ(plain_text("é\n\xff\x80 \xf0\x9f\x98\x80\xc3"), "é%0A%FF%80 \xf0\x9f\x98\x80%C3");
   EXPECT_EQ(json_quoted("a\"\\\n\x01\xff é"), "\"a\\\"\\\\\\n\\u0001\xEF\xBF\xBD é\"");
   EXPECT_EQ(json_number(NAN), "null");
