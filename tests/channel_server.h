@@ -30,22 +30,19 @@ inline void serve_or_push(Channel& c, std::size_t count, int pushes) {
     std::vector<float> sum(count);
     std::map<int, std::vector<float>> staged, answers;
     int ended = 0, applied = 0;
-    c.on_message({.place = [&](int from, const MessageHeader& header, std::size_t) -> std::span<std::byte> {
-                    if (header[0] == end) return {};
-                    staged[from].resize(count);
-                    return bytes_of(staged[from]);
-                  },
-                  .arrived =
-                      [&](int from, const MessageHeader& header, std::span<std::byte>) {
-                        if (header[0] == end) {
-                          ended++;
-                          return;
-                        }
-                        for (std::size_t i = 0; i < count; i++) sum[i] += staged[from][i];
-                        applied++;
-                        answers[from] = sum;
-                        c.send(from, {answer, header[1]}, std::as_bytes(std::span(answers[from])));
-                      }});
+    const auto place = [&](int from, const MessageHeader& header, std::size_t) -> std::span<std::byte> {
+      if (header[0] == end) return {};
+      staged[from].resize(count);
+      return bytes_of(staged[from]);
+    };
+    const auto arrived = [&](int from, const MessageHeader& header, std::span<std::byte>) {
+      if (header[0] == end) return void(ended++);
+      for (std::size_t i = 0; i < count; i++) sum[i] += staged[from][i];
+      applied++;
+      answers[from] = sum;
+      c.send(from, {answer, header[1]}, std::as_bytes(std::span(answers[from])));
+    };
+    c.on_message({.place = place, .arrived = arrived});
     while (ended < workers)
       if (!c.progress()) c.rest();
     drain(c);
@@ -69,29 +66,27 @@ inline void serve_or_push(Channel& c, std::size_t count, int pushes) {
 // A rank that only listens: what it was told, in order.
 struct Listener {
   explicit Listener(Channel& c) : channel(c) {
-    c.on_message({.place = [](int, const MessageHeader&, std::size_t) { return std::nullopt; },
-                  .arrived =
-                      [this](int from, const MessageHeader& header, std::span<std::byte>) {
-                        require(!lost.count(from), "a message of rank ", from, " after its loss");
-                        headers[from].push_back(header[0]);
-                      },
-                  .shared =
-                      [this](int from, const MessageHeader& header, std::span<std::byte> bytes) {
-                        headers[from].push_back(header[0]);
-                        shared = bytes;
-                      },
-                  .lost =
-                      [this](int rank, const std::string& why) {
-                        require(!channel.living()[rank], "rank ", rank, " is lost and lives");
-                        told += why + "; ";
-                        lost.insert(rank);
-                      },
-                  .returned =
-                      [this](int rank, std::uint64_t incarnation) {
-                        require(channel.living()[rank], "rank ", rank, " is back and does not live");
-                        told += "rank " + std::to_string(rank) + " is back as " + std::to_string(incarnation) + "; ";
-                        lost.erase(rank);
-                      }});
+    Receiver hears;
+    hears.place = [](int, const MessageHeader&, std::size_t) { return std::nullopt; };
+    hears.arrived = [this](int from, const MessageHeader& header, std::span<std::byte>) {
+      require(!lost.count(from), "a message of rank ", from, " after its loss");
+      headers[from].push_back(header[0]);
+    };
+    hears.shared = [this](int from, const MessageHeader& header, std::span<std::byte> bytes) {
+      headers[from].push_back(header[0]);
+      shared = bytes;
+    };
+    hears.lost = [this](int rank, const std::string& why) {
+      require(!channel.living()[rank], "rank ", rank, " is lost and lives");
+      told += why + "; ";
+      lost.insert(rank);
+    };
+    hears.returned = [this](int rank, std::uint64_t incarnation) {
+      require(channel.living()[rank], "rank ", rank, " is back and does not live");
+      told += "rank " + std::to_string(rank) + " is back as " + std::to_string(incarnation) + "; ";
+      lost.erase(rank);
+    };
+    c.on_message(hears);
   }
   template <class Done>
   void until(const Done& done, double seconds = 10) {

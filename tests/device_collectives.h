@@ -1,7 +1,6 @@
 // What every communicator on memory of devices is tried with, on twins that run behind the host's back.
 #pragma once
 #include "tests/ranks.h"
-#include "tests/support.h"
 #include "tests/twin.h"
 
 namespace tandem::test {
@@ -19,8 +18,6 @@ inline std::vector<double> over(int n, std::int64_t count, bool sum) {
     }
   return all;
 }
-inline Buffer whole(Tensor& t) { return {t.raw_write(), t.numel(), t.dtype()}; }
-
 // The device has it: what is queued behind the host's back is done.
 inline Tensor on(Twin& twin, const std::vector<double>& v) {
   Tensor t = Tensor::of(twin, {std::int64_t(v.size())}, v);

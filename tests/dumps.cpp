@@ -81,4 +81,14 @@ Difference difference(const std::vector<double>& got, const std::vector<double>&
   return worst;
 }
 
+double largest_gap(const Numbers& a, const Numbers& b) {
+  require(a.size() == b.size(), "vectors of ", a.size(), " and ", b.size(), " elements are compared");
+  double most = 0;
+  for (std::size_t i = 0; i < a.size(); i++) {
+    const double gap = std::abs(a[i] - b[i]);
+    most = std::isnan(gap) ? INFINITY : std::max(most, gap);
+  }
+  return most;
+}
+
 }  // namespace tandem::test

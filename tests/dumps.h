@@ -11,6 +11,8 @@
 
 namespace tandem::test {
 
+using Numbers = std::vector<double>;
+
 // A file of the source tree: "autograd/ops.h".
 std::filesystem::path source(const std::string& path);
 std::string contents(const std::filesystem::path& file);
@@ -61,5 +63,8 @@ struct Difference {
   double got = 0, want = 0;
 };
 Difference difference(const std::vector<double>& got, const std::vector<double>& want, double floor = 1e-6);
+
+// The largest |a − b| of two vectors of one length; infinite where that is not a number.
+double largest_gap(const Numbers& a, const Numbers& b);
 
 }  // namespace tandem::test

@@ -7,6 +7,7 @@
 
 #include "dist/strategies/daso.h"
 #include "examples/course/6_local_steps/solution.h"
+#include "tests/dumps.h"
 
 namespace tandem::test {
 
@@ -37,7 +38,6 @@ class NaiveDaso : public DasoSchedule {
   }
 
  private:
-  using Numbers = std::vector<double>;
   // sum_: over hosts; of a blocking exchange, the mean.
   void add_up(const Turn& turn) {
     const bool narrow = blocking() && o_.bf16;

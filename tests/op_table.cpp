@@ -22,6 +22,13 @@ Case dumped(const std::string& name, std::vector<std::string> inputs, Build y) {
   return c;
 }
 
+// A case for each dump of this operation, given its name and its attributes.
+template <class F>
+void each_dump(Row& row, const std::string& op, const F& f) {
+  for (const std::string& name : dumps().cases())
+    if (const Attributes a = dumps().attributes(name); a["op"] == op) row.cases.push_back(f(name, a));
+}
+
 Case plain(const char* name, Build y, const std::vector<Shape>& shapes) {
   Case c{.name = name, .y = std::move(y), .inputs = {}};
   for (const Shape& shape : shapes) c.inputs.push_back({.shape = shape});
@@ -114,9 +121,7 @@ Build convolution(const Conv2dOptions& o) {
 
 Row conv2d_row() {
   Row row{"conv2d", {}, 5e-6};  // Winograd's transforms cost digits
-  for (const std::string& name : dumps().cases()) {
-    const Attributes a = dumps().attributes(name);
-    if (a["op"] != "conv2d") continue;
+  each_dump(row, "conv2d", [](const std::string& name, const Attributes& a) {
     Conv2dOptions o{.stride = a["stride"], .dilation = a["dilation"], .groups = a["groups"]};
     if (a["padding"].is_array())
       o.padding = a["padding"][0], o.padding_w = a["padding"][1];
@@ -124,8 +129,8 @@ Row conv2d_row() {
       o.padding = a["padding"];
     std::vector<std::string> names{"x", "*w"};
     if (dumps().has(name + "/b")) names.push_back("*b");
-    row.cases.push_back(dumped(name, names, convolution(o)));
-  }
+    return dumped(name, names, convolution(o));
+  });
   auto add = [&](const char* name, const Shape& x, const Shape& w, bool bias, const Conv2dOptions& o,
                  double step = 1e-5) {
     double bound = 1 / std::sqrt(double(w[1] * w[2] * w[3]));
@@ -153,12 +158,9 @@ template <class Pool>
 Row pooling(const std::string& op, const std::string& dump, Pool f, bool relu) {
   Row row{op, {}};
   auto y = [f](const Pool2dOptions& o) { return Build([f, o](Inputs v) { return f(v[0], o); }); };
-  for (const std::string& name : dumps().cases()) {
-    const Attributes a = dumps().attributes(name);
-    if (a["op"] == dump)
-      row.cases.push_back(
-          dumped(name, {"x"}, y({.kernel_size = a["kernel"], .stride = a["stride"], .padding = a["padding"]})));
-  }
+  each_dump(row, dump, [&](const std::string& name, const Attributes& a) {
+    return dumped(name, {"x"}, y({.kernel_size = a["kernel"], .stride = a["stride"], .padding = a["padding"]}));
+  });
   auto add = [&](const char* name, const Shape& x, const Pool2dOptions& o, double step = 0) {
     row.cases.push_back({.name = name, .y = y(o), .inputs = {{.shape = x, .step = step}}});
   };
@@ -193,16 +195,14 @@ std::vector<Input> norm_inputs(const Shape& x, const Shape& parameters) {
 
 Row batch_norm_row() {
   Row row{"batch_norm", {}};
-  for (const std::string& name : dumps().cases()) {
-    const Attributes a = dumps().attributes(name);
-    if (a["op"] != "batch_norm") continue;
+  each_dump(row, "batch_norm", [](const std::string& name, const Attributes& a) {
     BatchNormOptions o{
         .epsilon = a["eps"], .momentum = a["momentum"], .training = a["training"] == 1, .relu = a["relu"] == 1};
     std::vector<std::string> names{"x", "*weight", "*bias"};
     if (dumps().has(name + "/residual")) names.push_back("residual");
-    row.cases.push_back(dumped(
-        name, names, norm(o, dumps().at(name + "/running_mean").values, dumps().at(name + "/running_var").values)));
-  }
+    return dumped(name, names,
+                  norm(o, dumps().at(name + "/running_mean").values, dumps().at(name + "/running_var").values));
+  });
   for (const Shape& x : {Shape{3, 4, 2, 5}, Shape{9, 7}, Shape{8, 12, 11, 48}})
     for (bool training : {true, false})
       for (bool residual : {false, true})
@@ -223,10 +223,9 @@ Row batch_norm_row() {
 Row group_norm_row() {
   Row row{"group_norm", {}};
   auto y = [](int groups) { return Build([groups](Inputs v) { return group_norm(v[0], groups, v[1], v[2]); }); };
-  for (const std::string& name : dumps().cases()) {
-    const Attributes a = dumps().attributes(name);
-    if (a["op"] == "group_norm") row.cases.push_back(dumped(name, {"x", "*weight", "*bias"}, y(a["groups"])));
-  }
+  each_dump(row, "group_norm", [&](const std::string& name, const Attributes& a) {
+    return dumped(name, {"x", "*weight", "*bias"}, y(a["groups"]));
+  });
   auto add = [&](const char* name, const Shape& x, int groups) {
     row.cases.push_back({.name = name, .y = y(groups), .inputs = norm_inputs(x, {x[-1]})});
   };
@@ -242,8 +241,9 @@ Row group_norm_row() {
 Row layer_norm_row() {
   Row row{"layer_norm", {}};
   Build y = [](Inputs v) { return layer_norm(v[0], v[1], v[2]); };
-  for (const std::string& name : dumps().cases())
-    if (dumps().attributes(name)["op"] == "layer_norm") row.cases.push_back(dumped(name, {"x", "*weight", "*bias"}, y));
+  each_dump(row, "layer_norm", [&](const std::string& name, const Attributes&) {
+    return dumped(name, {"x", "*weight", "*bias"}, y);
+  });
   auto add = [&](const char* name, const Shape& x, const Shape& last) {
     row.cases.push_back({.name = name, .y = y, .inputs = norm_inputs(x, last)});
   };

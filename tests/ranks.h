@@ -1,14 +1,7 @@
 // Ranks that are threads of a test, and what every communicator is tried with.
 #pragma once
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <string>
-#include <thread>
-#include <vector>
-
-#include "core/error.h"
 #include "dist/collectives/communicator.h"
+#include "tests/support.h"
 
 namespace tandem::test {
 
@@ -32,6 +25,13 @@ std::vector<std::string> ranks_say(int n, const Body& body) {
 inline void all_well(const std::vector<std::string>& said) {
   for (std::size_t r = 0; r < said.size(); r++) EXPECT_EQ(said[r], "") << "rank " << r;
 }
+
+// What every rank threw holds these parts.
+inline void all_say(const std::vector<std::string>& said, const std::vector<std::string>& parts) {
+  for (std::size_t r = 0; r < said.size(); r++) EXPECT_TRUE(holds(said[r], parts)) << "rank " << r;
+}
+
+inline Buffer whole(Tensor& t) { return {t.raw_write(), t.numel(), t.dtype()}; }
 
 template <class T>
 void is(const T* x, std::int64_t i, double want, const char* what) {
@@ -112,10 +112,7 @@ inline void disagree(Communicator& c) {
   c.barrier().wait();
 }
 inline void expect_disagreement_named(const std::vector<std::string>& said) {
-  for (const auto& s : said) {
-    EXPECT_NE(s.find("sum of 9 f32"), std::string::npos) << s;
-    EXPECT_NE(s.find("sum of 10 f32"), std::string::npos) << s;
-  }
+  all_say(said, {"sum of 9 f32", "sum of 10 f32"});
 }
 
 }  // namespace tandem::test

@@ -47,6 +47,20 @@ inline void same_bits(const std::vector<Ended>& runs) {
   }
 }
 
+// What every rank threw holds these parts.
+inline void all_say(const std::vector<Ended>& runs, const std::vector<std::string>& parts) {
+  for (const Ended& run : runs) EXPECT_TRUE(holds(run.said, parts));
+}
+// All ranks ended with an error, and those that did not die name the one that did.
+inline void all_name(const std::vector<Ended>& runs, int dead) {
+  ASSERT_GE(dead, 0);
+  for (std::size_t r = 0; r < runs.size(); r++) {
+    EXPECT_NE(runs[r].said, "") << "rank " << r;
+    if (int(r) == dead) continue;
+    EXPECT_TRUE(holds(runs[r].said, {"rank " + std::to_string(dead) + ", which has left"}));
+  }
+}
+
 inline double furthest(const std::vector<double>& a, const std::vector<double>& b) { return difference(a, b).error; }
 
 // ---- a loop of one's own --------------------------------------------------------------------------------------------
@@ -70,6 +84,7 @@ struct OwnLoop {
   std::int64_t done = 0, of = 0;                 // steps that were made before, of so many
   std::int64_t epochs = 1;                       // of the run
   bool begins_epochs = true;                     // tells the strategy
+  bool ends_epochs = true;                       // and of their end, and has it merge the statistics
 };
 
 // The seven lines of a user's own loop, on any strategy, in double on the reference backend.
@@ -103,10 +118,10 @@ void train(Strategy& strategy, Ended& run, const OwnLoop& o) {
       strategy.step(*optimizer, Variable(accumulation.loss()));
       done++;
     }
-    strategy.end_epoch({.epochs = epoch + 1});
+    if (o.ends_epochs) strategy.end_epoch({.epochs = epoch + 1});
     run.epochs.push_back(flat.values.values());
   }
-  strategy.synchronize(Strategy::Shared::buffers, flat, *optimizer);
+  if (o.ends_epochs) strategy.synchronize(Strategy::Shared::buffers, flat, *optimizer);
   strategy.end();
   run.weights = flat.values.values();
   run.buffers = flat.buffers.values();

@@ -64,14 +64,19 @@ const std::vector<BackendKind>& backends() {
   return kinds;
 }
 
-void on_backends(std::initializer_list<DType> dtypes, const std::function<void(Backend&, DType)>& f) {
+std::vector<Column> columns(std::initializer_list<DType> dtypes) {
+  std::vector<Column> all;
   for (const BackendKind& kind : backends())
-    for (DType dtype : dtypes) {
-      std::unique_ptr<Backend> backend = kind.make();
-      if (!backend->supports(dtype)) continue;
-      SCOPED_TRACE(kind.name + " " + name_of(dtype));
-      f(*backend, dtype);
-    }
+    for (DType dtype : dtypes)
+      if (Column c{kind.make(), dtype}; c.backend->supports(dtype)) all.push_back(std::move(c));
+  return all;
+}
+
+void on_backends(std::initializer_list<DType> dtypes, const std::function<void(Backend&, DType)>& f) {
+  for (const Column& column : columns(dtypes)) {
+    SCOPED_TRACE(column.name());
+    f(*column.backend, column.dtype);
+  }
 }
 
 // ---- folders --------------------------------------------------------------------------------------------------------

@@ -60,8 +60,21 @@ struct BackendKind {
 };
 const std::vector<BackendKind>& backends();
 
-// Calls f on every backend, in each of these types that it supports.
+// Every backend in each of these types that it supports.
+struct Column {
+  std::unique_ptr<Backend> backend;
+  DType dtype;
+  std::string name() const { return backend->name() + " " + name_of(dtype); }
+};
+std::vector<Column> columns(std::initializer_list<DType> dtypes);
+// Calls f on each.
 void on_backends(std::initializer_list<DType> dtypes, const std::function<void(Backend&, DType)>& f);
+
+// ---- fixtures: using Suite = OnReference; -----------------------------------------------------------------------------
+// A test with a reference backend of its own, in two threads.
+struct OnReference : testing::Test {
+  const std::unique_ptr<Backend> backend = reference_backend(2);
+};
 
 // ---- folders --------------------------------------------------------------------------------------------------------
 class TemporaryFolder {
@@ -73,6 +86,11 @@ class TemporaryFolder {
 
  private:
   std::filesystem::path path_;
+};
+
+// A test with a folder of its own.
+struct InFolder : testing::Test {
+  TemporaryFolder folder;
 };
 
 // ---- the process ----------------------------------------------------------------------------------------------------

@@ -10,11 +10,15 @@ using namespace tandem::airbench;
 
 Pictures some(std::int64_t count) { return synthetic({.side = 32, .channels = 3, .train = count, .test = 16}).train; }
 
-TEST(Airbench, WhitenedPatchesAreUncorrelated) {
+struct Airbench : OnReference {
+  Net model;
+  FlatParameters flat{model, *backend, 1};
+};
+
+TEST_F(Airbench, WhitenedPatchesAreUncorrelated) {
   const Pictures pictures = some(40);
   const std::vector<double> filters = whitening(pictures);
   ASSERT_EQ(filters.size(), 24u * patch);
-  auto backend = reference_backend(1);
   const LoaderOptions plain{.batch = 40, .shuffle = false, .prefetch = 0};
   Loader loader(pictures, plain, *backend);
   const Batch batch = loader.make(0, 0);
@@ -38,10 +42,7 @@ TEST(Airbench, WhitenedPatchesAreUncorrelated) {
     for (std::size_t k = 0; k < 12; k++) ASSERT_NEAR(v[r * 24 + k], -v[r * 24 + 12 + k], 1e-4) << "the same, negated";
 }
 
-TEST(Airbench, FiltersLetThroughAsManyChannelsAsThereAre) {
-  auto backend = reference_backend(1);
-  Net model;
-  FlatParameters flat(model, *backend, 1);
+TEST_F(Airbench, FiltersLetThroughAsManyChannelsAsThereAre) {
   const std::vector<double> drawn = flat.parameter_range("group1.conv1.weight").leaf->value.values();
   let_through(flat);
   const Variable x(Tensor::of(*backend, {1, 5, 5, 24}, numbers("x", 600)));
@@ -52,10 +53,7 @@ TEST(Airbench, FiltersLetThroughAsManyChannelsAsThereAre) {
   for (std::size_t i = 24 * 216; i < w.size(); i++) ASSERT_EQ(w[i], drawn[i]) << "the others stay as they were drawn";
 }
 
-TEST(Airbench, WhatLearnsAndHowFast) {
-  auto backend = reference_backend(1);
-  Net model;
-  FlatParameters flat(model, *backend, 1);
+TEST_F(Airbench, WhatLearnsAndHowFast) {
   constexpr double rate = 0.01, decay = 0.1;
   Descent descent(rate, 0, decay);
   descent.bind(flat, 1);
@@ -88,7 +86,7 @@ TEST(Airbench, WhatLearnsAndHowFast) {
   EXPECT_NE(moved(later, "group1.conv1.weight").first, 0) << "its neighbours go on";
 }
 
-TEST(Airbench, RatesRiseAndFall) {
+TEST_F(Airbench, RatesRiseAndFall) {
   EXPECT_DOUBLE_EQ(triangle(0), 0.2);
   EXPECT_DOUBLE_EQ(triangle(0.23), 1);
   EXPECT_NEAR(triangle(1), 0.07, 1e-12);
@@ -99,10 +97,7 @@ TEST(Airbench, RatesRiseAndFall) {
   EXPECT_NEAR(weight_decay, 0.0153 / 11.5, 1e-6);
 }
 
-TEST(Airbench, LookaheadAveragesWeightsAndStatistics) {
-  auto backend = reference_backend(1);
-  Net model;
-  FlatParameters flat(model, *backend, 1);
+TEST_F(Airbench, LookaheadAveragesWeightsAndStatistics) {
   const std::vector<double> w = flat.values.values(), s = flat.buffers.values();
   Lookahead lookahead(flat);
   flat.values.fill(2), flat.buffers.fill(3);
@@ -115,7 +110,7 @@ TEST(Airbench, LookaheadAveragesWeightsAndStatistics) {
   EXPECT_EQ(flat.values.values(), now) << "the last word is the average's";
 }
 
-TEST(Airbench, ViewsAreMovedReflectedAndMirrored) {
+TEST_F(Airbench, ViewsAreMovedReflectedAndMirrored) {
   const Pictures p = some(3);
   auto at = [](const Pictures& q, int i, int y, int x, int c) {
     return int(q.images.data<std::uint8_t>()[((i * 32 + y) * 32 + x) * 3 + c]);
@@ -138,8 +133,7 @@ struct Corner : Module {
   }
 };
 
-TEST(Airbench, TheVerdictIsOfSixLooks) {
-  auto backend = reference_backend(1);
+TEST_F(Airbench, TheVerdictIsOfSixLooks) {
   Pictures p = some(1);
   p.mean = {0, 0, 0}, p.std = {1, 1, 1}, p.classes = 2, p.class_names = {};
   // Corner of the picture, its mirror image, and the reflected corners that the moved ones show.
@@ -159,7 +153,7 @@ TEST(Airbench, TheVerdictIsOfSixLooks) {
   }
 }
 
-TEST(Airbench, ASmallRunLearns) {
+TEST_F(Airbench, ASmallRunLearns) {
   auto backend = cpu_backend(2);
   Pictures pictures = some(128);
   Net model;

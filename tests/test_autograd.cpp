@@ -309,12 +309,6 @@ TEST_F(Tape, AGradientHandedToTwoLeavesIsTwoGradients) {
   EXPECT_EQ(b.grad().values(), (std::vector<double>{1, 1}));
 }
 
-struct SilentNode : Node {  // passes nothing on
-  static constexpr auto name = "silent";
-  SilentNode() : Node(name) {}
-  void backward(Tensor, std::span<GradientSlot>) override {}
-};
-
 TEST_F(Tape, AnOperationMayPassNothingOn) {
   Variable x = leaf({1}, {3}), h = square(x);
   Variable blocked = record<SilentNode>(h.value().clone(), {&h}, {});
@@ -368,8 +362,7 @@ TEST_F(Tape, ChangedSinceSavedIsRefusedByName) {
   EXPECT_REFUSED(flat.backward(l), "fc2.weight", "changed", "linear in fc2");
 
   l = loss();
-  SGD sgd({.learning_rate = 0.1});
-  sgd.bind(flat);
+  BoundSgd sgd(flat, {.learning_rate = 0.1});
   flat.zero_gradients();
   flat.backward(loss());
   sgd.step();  // between the forward and the backward pass of l

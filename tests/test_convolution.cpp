@@ -1,18 +1,12 @@
 // The cpu backend's convolutions and matrix products against the reference backend in double: every algorithm × pass ×
 // type, odd shapes.
-#include <gtest/gtest.h>
-
-#include <algorithm>
 #include <array>
-#include <cmath>
 #include <cstdio>
 #include <cstdlib>
-#include <vector>
 
-#include "core/backend.h"
 #include "core/cpu/convolution.h"
 #include "core/cpu/winograd.h"
-#include "core/error.h"
+#include "tests/support.h"
 
 namespace tandem::test {
 namespace {
@@ -65,15 +59,10 @@ Truth by_reference(const ConvShape& s, const std::vector<T>& x, const std::vecto
   return {y.values(), dx.values(), dw.values()};
 }
 
-template <class A, class B>
-double error(const std::vector<A>& got, const std::vector<B>& expected) {
-  double worst = 0, scale = 1e-30;
-  for (std::size_t i = 0; i < got.size(); i++) {
-    const double d = std::abs(double(float(got[i])) - double(expected[i]));
-    if (!(d <= worst)) worst = d;  // a NaN counts
-    scale = std::max(scale, std::abs(double(expected[i])));
-  }
-  return worst / scale;
+// Of the largest value; infinite where there is a NaN.
+template <class T>
+double error(const std::vector<T>& got, const Numbers& expected) {
+  return difference(Numbers(got.begin(), got.end()), expected, 1e-30).error;
 }
 
 // f32 sums differ in their last bits; bf16 pictures are rounded to 8 bits at the end, and oneDNN rounds the weights as

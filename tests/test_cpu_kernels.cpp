@@ -10,15 +10,14 @@
 namespace tandem::test {
 namespace {
 
-using Values = std::vector<double>;
 const double nan_value = std::numeric_limits<double>::quiet_NaN();
 const double infinity = std::numeric_limits<double>::infinity();
 
 // Random numbers as the type keeps them, so that both backends start from the same values.
-Values random_values(std::int64_t n, unsigned seed, double mean = 0, double std = 1, DType type = DType::f32) {
+Numbers random_values(std::int64_t n, unsigned seed, double mean = 0, double std = 1, DType type = DType::f32) {
   std::mt19937 engine(seed);
   std::normal_distribution<double> normal(mean, std);
-  Values v(n);
+  Numbers v(n);
   for (double& d : v) {
     const float f = static_cast<float>(normal(engine));
     d = type == DType::bf16 ? static_cast<float>(bf16(f)) : f;
@@ -35,7 +34,7 @@ std::string name_of_case(const testing::TestParamInfo<Case>& info) {
 }
 
 // |got − want| ≤ tolerance·(scale + |want|); NaN and infinities must agree.
-void expect_near(const Values& got, const Values& want, double tolerance, const std::string& what, double scale = 1) {
+void expect_near(const Numbers& got, const Numbers& want, double tolerance, const std::string& what, double scale = 1) {
   ASSERT_EQ(got.size(), want.size()) << what;
   for (std::size_t i = 0; i < got.size(); i++) {
     if (std::isnan(want[i]) ? std::isnan(got[i]) : got[i] == want[i]) continue;
@@ -51,8 +50,8 @@ void expect_near(const Tensor& got, const Tensor& want, double tolerance, const 
 struct Side {
   Backend& b;
   DType pictures, parameters;
-  Tensor picture(const Values& v) const { return Tensor::of(b, {std::int64_t(v.size())}, v, pictures); }
-  Tensor parameter(const Values& v) const { return Tensor::of(b, {std::int64_t(v.size())}, v, parameters); }
+  Tensor picture(const Numbers& v) const { return Tensor::of(b, {std::int64_t(v.size())}, v, pictures); }
+  Tensor parameter(const Numbers& v) const { return Tensor::of(b, {std::int64_t(v.size())}, v, parameters); }
 };
 using Results = std::vector<Tensor>;
 
@@ -71,7 +70,7 @@ class CpuKernels : public testing::TestWithParam<Case> {
       EXPECT_TRUE(bytes_of(got[i]) == bytes_of(again[i])) << "the second run gave other bits in result " << i;
     return {got, kernel(exact())};
   }
-  Values random(std::int64_t n, unsigned seed, double mean = 0, double std = 1) {
+  Numbers random(std::int64_t n, unsigned seed, double mean = 0, double std = 1) {
     return random_values(n, seed, mean, std, type);
   }
   // A result of the picture's type may be off by its rounding; f32 by the order of its sums.
@@ -92,9 +91,9 @@ void for_shapes(const std::function<void(std::int64_t, std::int64_t)>& f) {
 
 // ---- batch normalisation --------------------------------------------------------------------------------------------
 struct NormParameters {
-  Values gamma, beta, running_mean, running_variance;
+  Numbers gamma, beta, running_mean, running_variance;
   static NormParameters plain(std::int64_t channels) {
-    return {Values(channels, 1), Values(channels, 0), Values(channels, 0), Values(channels, 1)};
+    return {Numbers(channels, 1), Numbers(channels, 0), Numbers(channels, 0), Numbers(channels, 1)};
   }
 };
 // y, mean, inverse standard deviation, running mean, running variance.
@@ -107,14 +106,14 @@ Results normed(const Side& on, const NormShape& s, const Tensor& x, const Tensor
 }
 NormParameters random_parameters(std::int64_t channels) {
   return {random_values(channels, 3, 1, 0.2), random_values(channels, 4), random_values(channels, 5),
-          Values(channels, 1.5)};
+          Numbers(channels, 1.5)};
 }
 
 TEST_P(CpuKernels, BatchNormForward) {
   for_shapes([&](std::int64_t rows, std::int64_t channels) {
     for (int variant = 0; variant < 4; variant++) {
       const NormShape s{.rows = rows, .channels = channels, .relu = bool(variant & 1)};
-      const Values x = random(rows * channels, 1, 0.5, 2), residual = random(rows * channels, 2);
+      const Numbers x = random(rows * channels, 1, 0.5, 2), residual = random(rows * channels, 2);
       const NormParameters p = random_parameters(channels);
       const auto [got, want] = on_both([&](const Side& on) {
         const Tensor tx = on.picture(x), tr = on.picture(residual), *r = variant & 2 ? &tr : nullptr;
@@ -125,7 +124,7 @@ TEST_P(CpuKernels, BatchNormForward) {
         return all;
       });
       const std::string what = "batch norm " + std::to_string(rows) + "×" + std::to_string(channels);
-      const Values mean = want[1].values(), inverse = want[2].values();
+      const Numbers mean = want[1].values(), inverse = want[2].values();
       double scale = 2;  // where the variance is next to nothing, the rounding of the mean shows
       for (std::size_t c = 0; c < mean.size(); c++) scale = std::max(scale, std::abs(mean[c] * inverse[c]) / 50);
       expect_near(got[0], want[0], tolerance(), what + " y", scale);
@@ -147,7 +146,7 @@ TEST_P(CpuKernels, BatchNormBehindConvolution) {
                               {.n = 1, .h = 8, .w = 8, .c_in = 128, .c_out = 128}};
   for (ConvShape c : shapes) {
     c.kh = c.kw = 3, c.pad_h = c.pad_w = 1;
-    const Values weights = random_values(c.w_numel(), 2, 0.05, 0.1);
+    const Numbers weights = random_values(c.w_numel(), 2, 0.05, 0.1);
     Tensor x = Tensor::of(*backend, {c.n, c.h, c.w, c.c_in}, random(c.x_numel(), 1, 2), type);
     Tensor w = Tensor::of(*backend, {c.c_out, 3, 3, c.c_in}, weights), y(*backend, {c.n, c.h, c.w, c.c_out}, type);
     const NormShape s{c.n * c.h * c.w, c.c_out};
@@ -174,7 +173,7 @@ TEST_P(CpuKernels, BatchNormLargeMean) {
   for (bool zeros_first : {false, true}) {
     NormShape s{8000, 16};
     s.momentum = 1;
-    Values x = random(s.rows * s.channels, 1, 1000, 1);
+    Numbers x = random(s.rows * s.channels, 1, 1000, 1);
     if (zeros_first) std::fill_n(x.begin(), 160 * 16, 0.0);
     const auto [got, want] =
         on_both([&](const Side& on) { return normed(on, s, on.picture(x), nullptr, NormParameters::plain(16)); });
@@ -187,9 +186,9 @@ TEST_P(CpuKernels, BatchNormLargeMean) {
 TEST_P(CpuKernels, BatchNormNaN) {
   NormShape s{50, 6};
   s.relu = true;
-  Values x = random(300, 1);
+  Numbers x = random(300, 1);
   x[6 * 20 + 3] = nan_value;
-  const Values y = normed(mine(), s, mine().picture(x), nullptr, NormParameters::plain(6))[0].values();
+  const Numbers y = normed(mine(), s, mine().picture(x), nullptr, NormParameters::plain(6))[0].values();
   for (std::int64_t i = 0; i < 300; i++) EXPECT_EQ(std::isnan(y[i]), i % 6 == 3) << i;
 }
 
@@ -201,13 +200,13 @@ TEST_P(CpuKernels, BatchNormBackward) {
       if (in_place && (!with_residual || add)) continue;
       const NormShape s{.rows = rows, .channels = channels, .relu = bool(variant & 1)};
       const std::int64_t n = rows * channels;
-      const Values x = random(n, 1, 0.5, 2), dy = random(n, 3), old = random(n, 4);
+      const Numbers x = random(n, 1, 0.5, 2), dy = random(n, 3), old = random(n, 4);
       const NormParameters p = random_parameters(channels);
       const Tensor residual = mine().picture(random(n, 2));
       const Results forward = normed(mine(), s, mine().picture(x), with_residual ? &residual : nullptr, p);
-      const Values y = forward[0].values(), mean = forward[1].values(), inverse = forward[2].values();
+      const Numbers y = forward[0].values(), mean = forward[1].values(), inverse = forward[2].values();
       // Not added to: old contents must not be read, so they are NaN.
-      const Values before = add ? old : Values(n, nan_value), parameter_before(channels, add ? 0.25 : nan_value);
+      const Numbers before = add ? old : Numbers(n, nan_value), parameter_before(channels, add ? 0.25 : nan_value);
       const auto backward = [&](const Side& on, Tensor& gradient, const Backend::NormGradients& out) {
         // In double y is the mask in any case: near 0 another rounding has another sign.
         const Tensor ty = on.picture(y), *mask = with_residual || &on.b == reference.get() ? &ty : nullptr;
@@ -273,10 +272,10 @@ TEST_P(CpuKernels, MaxPool) {
     for (bool relu : {false, true})
       for (bool add : {false, true}) {
         const std::int64_t nx = s.n * s.h * s.w * s.c, ny = s.n * s.out_h() * s.out_w() * s.c;
-        Values x = random(nx, 1, -0.3);
+        Numbers x = random(nx, 1, -0.3);
         for (double& v : x) v = std::round(v * 4) / 4;  // many ties: the first must win
         x[nx / 2] = nan_value;
-        const Values dy = random(ny, 2), before = add ? random(nx, 3) : Values(nx, nan_value);
+        const Numbers dy = random(ny, 2), before = add ? random(nx, 3) : Numbers(nx, nan_value);
         const auto [got, want] = on_both([&](const Side& on) {
           Tensor y(on.b, {ny}, on.pictures), without(on.b, {ny}, on.pictures), argmax(on.b, {ny}, DType::u8),
               dx = on.picture(before);
@@ -294,7 +293,7 @@ TEST_P(CpuKernels, AveragePool) {
   for (const PoolShape& s : pool_shapes())
     for (bool add : {false, true}) {
       const std::int64_t nx = s.n * s.h * s.w * s.c, ny = s.n * s.out_h() * s.out_w() * s.c;
-      const Values x = random(nx, 1), dy = random(ny, 2), before = add ? random(nx, 3) : Values(nx, nan_value);
+      const Numbers x = random(nx, 1), dy = random(ny, 2), before = add ? random(nx, 3) : Numbers(nx, nan_value);
       const auto [got, want] = on_both([&](const Side& on) {
         Tensor y(on.b, {ny}, on.pictures), dx = on.picture(before);
         on.b.average_pool(s, on.picture(x), y);
@@ -309,10 +308,10 @@ TEST_P(CpuKernels, AveragePool) {
 // ---- rows and reductions --------------------------------------------------------------------------------------------
 TEST_P(CpuKernels, SumRows) {
   auto check = [&](std::int64_t rows, std::int64_t channels) {
-    const Values dy = random(rows * channels, 1, 0.1);
+    const Numbers dy = random(rows * channels, 1, 0.1);
     for (bool add : {false, true}) {
       const auto [got, want] = on_both([&](const Side& on) {
-        Tensor db = on.parameter(Values(channels, add ? 0.5 : nan_value));
+        Tensor db = on.parameter(Numbers(channels, add ? 0.5 : nan_value));
         on.b.sum_rows(on.picture(dy), db, add);
         return Results{db};
       });
@@ -331,9 +330,9 @@ TEST_P(CpuKernels, Reduce) {
   for (auto [outer, middle, inner] : shapes)
     for (Reduction op : {Reduction::sum, Reduction::max})
       for (bool add : {false, true}) {
-        Values x = random(outer * middle * inner, 1, -1);
+        Numbers x = random(outer * middle * inner, 1, -1);
         if (x.size() > 40) x[x.size() / 2] = nan_value;
-        const Values before = add ? random(outer * inner, 2) : Values(outer * inner, nan_value);
+        const Numbers before = add ? random(outer * inner, 2) : Numbers(outer * inner, nan_value);
         const auto [got, want] = on_both([&, outer = outer, middle = middle, inner = inner](const Side& on) {
           Tensor y = on.picture(before);
           on.b.reduce(op, outer, middle, inner, on.picture(x), y, add);
@@ -348,7 +347,7 @@ TEST_P(CpuKernels, Reduce) {
 TEST_P(CpuKernels, SquaredNorm) {
   for (std::int64_t n : {1, 7, 63, 64, 1000, 40001})
     for (bool add : {false, true}) {
-      Values x = random(n, 1);
+      Numbers x = random(n, 1);
       auto squares = [&](const Side& on) {
         Tensor y = on.parameter({add ? 2.0 : nan_value});
         on.b.squared_norm(on.picture(x), y, add);
@@ -369,9 +368,9 @@ TEST_P(CpuKernels, LogSoftmax) {
   for (std::int64_t classes : class_counts)
     for (std::int64_t rows : {1, 7, 130}) {
       const std::int64_t n = rows * classes;
-      Values x = random(n, 1, 50, 10);
+      Numbers x = random(n, 1, 50, 10);
       if (n > 20) x[n - 1] = -infinity;
-      const Values dy = random(n, 2);
+      const Numbers dy = random(n, 2);
       const auto [got, want] = on_both([&, rows = rows, classes = classes](const Side& on) {
         const Variable tx(on.picture(x).reshape({rows, classes}), true), y = log_softmax(tx);
         sum(mul(reshape(y, Shape{n}), on.picture(dy))).backward();
@@ -387,7 +386,7 @@ TEST_P(CpuKernels, CrossEntropy) {
     for (std::int64_t rows : {1, 7, 130})
       for (double smoothing : {0.0, 0.1}) {
         const std::int64_t n = rows * classes;
-        Values x = random(n, 1, 0, 3), labels;
+        Numbers x = random(n, 1, 0, 3), labels;
         for (double& v : x) v = std::round(v);  // ties: only the first largest counts as the answer
         if (classes > 1) x[n - 1] = smoothing == 0 ? -infinity : -90;
         for (std::int64_t r = 0; r < rows; r++) {
@@ -396,13 +395,13 @@ TEST_P(CpuKernels, CrossEntropy) {
                            : r % 3 == 1 ? double((r * 7) % std::max<std::int64_t>(1, classes - 1))
                                         : 0);
         }
-        const Values old = random(n, 3);
+        const Numbers old = random(n, 3);
         const auto [got, want] = on_both([&, rows = rows, classes = classes](const Side& on) {
           const Shape shape{rows, classes};
           const Tensor tx = on.picture(x).reshape(shape), tl = Tensor::of(on.b, {rows}, labels, DType::i32);
           Tensor p(on.b, shape, on.parameters), loss(on.b, {1}, on.parameters),
               uncounted = Tensor::like(loss), correct = Tensor::of(on.b, {1}, {5}, DType::i32),
-              dx = on.picture(Values(n, nan_value)).reshape(shape), added = on.picture(old).reshape(shape);
+              dx = on.picture(Numbers(n, nan_value)).reshape(shape), added = on.picture(old).reshape(shape);
           on.b.cross_entropy(tx, tl, smoothing, loss, p, &correct);
           on.b.cross_entropy(tx, tl, smoothing, uncounted, p, nullptr);
           EXPECT_TRUE(bytes_of(uncounted) == bytes_of(loss));
@@ -416,8 +415,8 @@ TEST_P(CpuKernels, CrossEntropy) {
         expect_near(got[3], want[3], type == DType::bf16 ? 1.0 / 200 : 1e-5, "cross-entropy backward", 0.5 / rows);
         expect_near(got[4], want[4], tolerance(), "cross-entropy backward, added");
       }
-  Tensor x = mine().picture(Values(20, 0.0)).reshape({2, 10}), p(*backend, {2, 10}), loss(*backend, {1});
-  for (const Values& labels : {Values{3, 10}, Values{-1, 3}})
+  Tensor x = mine().picture(Numbers(20, 0.0)).reshape({2, 10}), p(*backend, {2, 10}), loss(*backend, {1});
+  for (const Numbers& labels : {Numbers{3, 10}, Numbers{-1, 3}})
     EXPECT_THROW(backend->cross_entropy(x, Tensor::of(*backend, {2}, labels, DType::i32), 0, loss, p, nullptr), Error);
 }
 

@@ -180,46 +180,38 @@ TEST(CudaRecording, TwoEagerStepsThenOneRecordingThenReplays) {
 
 TEST(CudaRecording, WhatCannotBeRecordedRunsEagerlyAndSaysWhy) {
   std::string why;
-  EXPECT_EQ(run(
-                5,
-                [](std::string& log) {
-                  if (log.ends_with('[')) throw NotRecordable("a value is read on the host");
-                  log += 's';
-                },
-                "", &why),
-            "ss[]sss");
+  const auto reads = [](std::string& log) {
+    if (log.ends_with('[')) throw NotRecordable("a value is read on the host");
+    log += 's';
+  };
+  EXPECT_EQ(run(5, reads, "", &why), "ss[]sss");
   EXPECT_EQ(why, "a value is read on the host");
-  EXPECT_EQ(run(
-                4, [](std::string& log) { log += 's'; }, "the device refuses", &why),
-            "ss[s]ss");
+  const auto plain = [](std::string& log) { log += 's'; };
+  EXPECT_EQ(run(4, plain, "the device refuses", &why), "ss[s]ss");
   EXPECT_EQ(why, "the device refuses");
 }
 
 TEST(CudaRecording, AnErrorWhileRecordingIsThrownWhenItComesAgain) {
   std::string why;
-  EXPECT_EQ(run(
-                4,
-                [](std::string& log) {
-                  if (log.ends_with('[')) fail("cuDNN refuses to be captured");
-                  log += 's';
-                },
-                "", &why),
-            "ss[]ss");
+  const auto fails = [](std::string& log) {
+    if (log.ends_with('[')) fail("cuDNN refuses to be captured");
+    log += 's';
+  };
+  EXPECT_EQ(run(4, fails, "", &why), "ss[]ss");
   EXPECT_EQ(why, "cuDNN refuses to be captured");
   std::string log;
   int calls = 0;
-  Recording recording(
-      [&] {
-        if (++calls >= 3) fail("a real error");
-      },
-      std::make_unique<FakeCapture>(log));
+  const auto step = [&] {
+    if (++calls >= 3) fail("a real error");
+  };
+  Recording recording(step, std::make_unique<FakeCapture>(log));
   recording(), recording();
   stderr_of([&] { EXPECT_REFUSED(recording(), "a real error"); });
   EXPECT_EQ(log, "[]") << "the stream does not stay in capture mode";
 }
 
 // ---- narrow copies of the weights -----------------------------------------------------------------------------------
-struct FlatVector {  // a parameter vector of two segments, and copies of it in bf16
+struct CudaWeights : testing::Test {  // a parameter vector of two segments, and copies of it in bf16
   std::unique_ptr<Backend> backend = reference_backend();
   Tensor values = Tensor::of(*backend, {128}, numbers("values", 128));
   WriteCount *first = values.storage()->add_segment("first"), *second = values.storage()->add_segment("second");
@@ -229,7 +221,7 @@ struct FlatVector {  // a parameter vector of two segments, and copies of it in 
     conversions++;
     for (std::int64_t i = 0; i < numel; i++) to.write<bf16>()[i] = bf16(from[i]);
   }};
-  FlatVector() { a.count_on(first), b.count_on(second); }
+  CudaWeights() { a.count_on(first), b.count_on(second); }
   std::vector<float> narrow(const Tensor& w) {
     const bf16* p = static_cast<const bf16*>(weights.of(w, DType::bf16));
     return std::vector<float>(p, p + w.numel());
@@ -241,34 +233,31 @@ std::vector<float> rounded(const Tensor& w) {
   return v;
 }
 
-TEST(CudaWeights, TheWholeVectorIsConvertedOnceForEachWrite) {
-  FlatVector s;
-  EXPECT_EQ(s.narrow(s.a), rounded(s.a));
-  EXPECT_EQ(s.narrow(s.b), rounded(s.b));
-  EXPECT_EQ(s.narrow(s.a), rounded(s.a));
-  EXPECT_EQ(s.conversions, 1);
-  s.b.fill(0.5);
-  EXPECT_EQ(s.narrow(s.a), rounded(s.a)) << "not the segment that was written";
-  EXPECT_EQ(s.conversions, 1);
-  EXPECT_EQ(s.narrow(s.b), rounded(s.b));
-  EXPECT_EQ(s.conversions, 2);
+TEST_F(CudaWeights, TheWholeVectorIsConvertedOnceForEachWrite) {
+  EXPECT_EQ(narrow(a), rounded(a));
+  EXPECT_EQ(narrow(b), rounded(b));
+  EXPECT_EQ(narrow(a), rounded(a));
+  EXPECT_EQ(conversions, 1);
+  b.fill(0.5);
+  EXPECT_EQ(narrow(a), rounded(a)) << "not the segment that was written";
+  EXPECT_EQ(conversions, 1);
+  EXPECT_EQ(narrow(b), rounded(b));
+  EXPECT_EQ(conversions, 2);
 }
 
-TEST(CudaWeights, ARecordedStepHoldsTheConversion) {
-  FlatVector s;
-  s.narrow(s.a);
-  s.weights.convert_again();
-  s.narrow(s.b), s.narrow(s.a);
-  EXPECT_EQ(s.conversions, 2);
+TEST_F(CudaWeights, ARecordedStepHoldsTheConversion) {
+  narrow(a);
+  weights.convert_again();
+  narrow(b), narrow(a);
+  EXPECT_EQ(conversions, 2);
 }
 
-TEST(CudaWeights, OthersThanParametersHaveNoCopyAndTheDeadAreForgotten) {
-  FlatVector s;
-  EXPECT_EQ(s.weights.of(Tensor::zeros(*s.backend, {4}), DType::bf16), nullptr);
-  s.narrow(s.a);
-  s.weights.forget(*s.second);
-  EXPECT_EQ(s.narrow(s.a), rounded(s.a));
-  EXPECT_EQ(s.conversions, 2);
+TEST_F(CudaWeights, OthersThanParametersHaveNoCopyAndTheDeadAreForgotten) {
+  EXPECT_EQ(weights.of(Tensor::zeros(*backend, {4}), DType::bf16), nullptr);
+  narrow(a);
+  weights.forget(*second);
+  EXPECT_EQ(narrow(a), rounded(a));
+  EXPECT_EQ(conversions, 2);
 }
 
 // ---- memory ---------------------------------------------------------------------------------------------------------

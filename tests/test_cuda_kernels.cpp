@@ -20,7 +20,6 @@ using emulated::Buffer;
 using emulated::Grid;
 using emulated::Order;
 
-using Values = std::vector<double>;
 const Grid grid{nullptr, 5};
 
 // Two types of pictures; each kernel also where 16 bytes at a time are not allowed (shift: elements off alignment).
@@ -30,28 +29,28 @@ struct CudaKernels : testing::Test {
   static constexpr bool half = std::is_same_v<T, f16>;
   static constexpr double tolerance = sizeof(T) == 4 ? 3e-6 : half ? 0x1p-10 : 0x1p-7;
   static constexpr DType oracle = half ? DType::f32 : dtype_of<T>;  // the reference backend has no f16
-  static Values rounded(Values v) {
+  static Numbers rounded(Numbers v) {
     for (double& x : v) x = double(Accumulator<T>(T(float(x))));
     return v;
   }
-  Values pictures(const std::string& name, std::int64_t n, double low = -1, double high = 1) {
+  Numbers pictures(const std::string& name, std::int64_t n, double low = -1, double high = 1) {
     return rounded(numbers(name, n, low, high));
   }
-  Tensor tensor(const Values& v, const Shape& s) { return Tensor::of(*reference, s, v, oracle); }
-  Tensor wide(const Values& v) { return Tensor::of(*reference, {std::int64_t(v.size())}, v); }
+  Tensor tensor(const Numbers& v, const Shape& s) { return Tensor::of(*reference, s, v, oracle); }
+  Tensor wide(const Numbers& v) { return Tensor::of(*reference, {std::int64_t(v.size())}, v); }
   Tensor whole(const std::vector<std::int32_t>& v) {
-    return Tensor::of(*reference, {std::int64_t(v.size())}, Values(v.begin(), v.end()), DType::i32);
+    return Tensor::of(*reference, {std::int64_t(v.size())}, Numbers(v.begin(), v.end()), DType::i32);
   }
   Tensor room(const Shape& s, bool f32 = false) { return Tensor(*reference, s, f32 ? DType::f32 : oracle); }
 
   // Runs it three times, with the threads in three orders, and returns what it gave; the three must be equal bit for
   // bit.
-  static std::vector<Values> in_any_order(const std::function<std::vector<Values>()>& run) {
+  static std::vector<Numbers> in_any_order(const std::function<std::vector<Numbers>()>& run) {
     emulated::order = Order::forward;
-    const std::vector<Values> first = run();
+    const std::vector<Numbers> first = run();
     for (Order o : {Order::backward, Order::random}) {
       emulated::order = o;
-      const std::vector<Values> other = run();
+      const std::vector<Numbers> other = run();
       for (std::size_t i = 0; i < first.size(); i++)
         EXPECT_TRUE(first[i].size() == other[i].size() &&
                     std::equal(first[i].begin(), first[i].end(), other[i].begin(),
@@ -76,7 +75,6 @@ struct NormCase {
 const NormCase norm_cases[] = {{2, 1}, {37, 8}, {300, 3}, {150, 48}, {5, 264}, {65, 16, 1}};
 
 TYPED_TEST(CudaKernels, BatchNorm) {
-  using T = TypeParam;
   for (const NormCase& c : norm_cases)
     for (bool residual : {false, true})
       for (bool relu : {false, true}) {
@@ -85,9 +83,9 @@ TYPED_TEST(CudaKernels, BatchNorm) {
         const NormShape s{.rows = c.rows, .channels = c.channels, .relu = relu};
         const Shape shape{c.rows, c.channels};
         const std::int64_t n = c.rows * c.channels;
-        const Values x = this->pictures("x", n, 3, 5), r = this->pictures("r", n);
-        const Values gamma = numbers("gamma", c.channels, 0.5, 1.5), beta = numbers("beta", c.channels),
-                     mean = numbers("mean", c.channels), variance = numbers("variance", c.channels, 0.5, 2);
+        const Numbers x = this->pictures("x", n, 3, 5), r = this->pictures("r", n);
+        const Numbers gamma = numbers("gamma", c.channels, 0.5, 1.5), beta = numbers("beta", c.channels),
+                      mean = numbers("mean", c.channels), variance = numbers("variance", c.channels, 0.5, 2);
         Tensor m = this->wide(mean), v = this->wide(variance), y = this->room(shape),
                saved = this->room({c.channels}, true), inverse = this->room({c.channels}, true),
                eval = this->room(shape);
@@ -97,14 +95,14 @@ TYPED_TEST(CudaKernels, BatchNorm) {
         this->reference->batch_norm(s, this->tensor(x, shape), residual ? &tr : nullptr, this->wide(gamma),
                                     this->wide(beta), m, v, y, saved, inverse);
         const auto got = this->in_any_order([&] {
-          Buffer<T> bx(x, c.shift), br(r), by{std::size_t(n)}, be{std::size_t(n)};
+          Buffer<TypeParam> bx(x, c.shift), br(r), by{std::size_t(n)}, be{std::size_t(n)};
           Buffer<float> bg(gamma), bb(beta), bm(mean), bv(variance), bs(gamma.size()), bi(gamma.size()),
               scratch(scratch_for(2, c.channels));
           emulated::batch_norm_inference(grid, s, bx.data(), residual ? br.data() : nullptr, bg.data(), bb.data(),
                                          bm.data(), bv.data(), be.data(), scratch.data());
           emulated::batch_norm(grid, s, bx.data(), residual ? br.data() : nullptr, bg.data(), bb.data(), bm.data(),
                                bv.data(), by.data(), bs.data(), bi.data(), scratch.data());
-          return std::vector<Values>{by.values(), bm.values(), bv.values(), bs.values(), bi.values(), be.values()};
+          return std::vector<Numbers>{by.values(), bm.values(), bv.values(), bs.values(), bi.values(), be.values()};
         });
         EXPECT_TRUE(close("y", got[0], y.values(), this->tolerance));
         EXPECT_TRUE(close("running mean", got[1], m.values(), 1e-6));
@@ -131,9 +129,9 @@ TYPED_TEST(CudaKernels, BatchNormBackward) {
           const Shape shape{c.rows, c.channels};
           const std::int64_t n = c.rows * c.channels;
           const bool with = residual != Residual::none;
-          const Values x = this->pictures("x", n, 3, 5), r = this->pictures("r", n), dy = this->pictures("dy", n),
-                       old = this->pictures("old", n), gamma = numbers("gamma", c.channels, 0.5, 1.5),
-                       beta = numbers("beta", c.channels);
+          const Numbers x = this->pictures("x", n, 3, 5), r = this->pictures("r", n), dy = this->pictures("dy", n),
+                        old = this->pictures("old", n), gamma = numbers("gamma", c.channels, 0.5, 1.5),
+                        beta = numbers("beta", c.channels);
           Tensor m = this->wide(gamma), v = this->wide(gamma), y = this->room(shape),
                  saved = this->room({c.channels}, true), inverse = this->room({c.channels}, true);
           const Tensor tr = this->tensor(r, shape), tx = this->tensor(x, shape);
@@ -142,16 +140,11 @@ TYPED_TEST(CudaKernels, BatchNormBackward) {
           Tensor dx = this->tensor(old, shape), dr = this->tensor(old, shape), dgamma = this->wide(gamma),
                  dbeta = this->wide(beta);
           const bool mask = relu && with;
+          Backend::NormGradients out{.dx = &dx, .dresidual = with ? &dr : nullptr, .dgamma = &dgamma, .dbeta = &dbeta};
+          out.add_dx = out.add_dgamma = out.add_dbeta = add;
+          out.add_dresidual = residual == Residual::added;
           this->reference->batch_norm_backward(s, tx, mask ? &y : nullptr, this->tensor(dy, shape), this->wide(gamma),
-                                               this->wide(beta), saved, inverse,
-                                               {.dx = &dx,
-                                                .dresidual = with ? &dr : nullptr,
-                                                .dgamma = &dgamma,
-                                                .dbeta = &dbeta,
-                                                .add_dx = add,
-                                                .add_dresidual = residual == Residual::added,
-                                                .add_dgamma = add,
-                                                .add_dbeta = add});
+                                               this->wide(beta), saved, inverse, out);
           const auto got = this->in_any_order([&] {
             Buffer<T> bx(x, c.shift), by(y.values()), bd(dy), bdx(old), bdr(old);
             Buffer<float> bg(gamma), bb(beta), bs(saved.values()), bi(inverse.values()), dg(gamma), db(beta),
@@ -162,8 +155,8 @@ TYPED_TEST(CudaKernels, BatchNormBackward) {
                                           emulated::NormOutputs<T>{bdx.data(), to, dg.data(), db.data(), add,
                                                                    residual == Residual::added, add, add},
                                           scratch.data());
-            return std::vector<Values>{bdx.values(), (residual == Residual::in_place ? bd : bdr).values(), dg.values(),
-                                       db.values()};
+            return std::vector<Numbers>{bdx.values(), (residual == Residual::in_place ? bd : bdr).values(), dg.values(),
+                                        db.values()};
           });
           EXPECT_TRUE(close("dx", got[0], dx.values(), 2 * this->tolerance, 0.1));
           if (with) {
@@ -175,7 +168,6 @@ TYPED_TEST(CudaKernels, BatchNormBackward) {
 }
 
 TYPED_TEST(CudaKernels, Pooling) {
-  using T = TypeParam;
   const PoolShape shapes[] = {
       {.n = 2, .h = 6, .w = 7, .c = 3, .kh = 3, .kw = 3, .stride_h = 1, .stride_w = 1},
       {.n = 2, .h = 9, .w = 7, .c = 3, .stride_h = 3, .stride_w = 3},
@@ -190,8 +182,8 @@ TYPED_TEST(CudaKernels, Pooling) {
         SCOPED_TRACE(testing::Message() << s.h << " × " << s.w << " window " << s.kh << " relu " << relu << " add "
                                         << add);
         const Shape in{s.n, s.h, s.w, s.c}, out{s.n, s.out_h(), s.out_w(), s.c};
-        const Values x = numbers("x", in.numel(), -1, 1, 0.25), dy = this->pictures("dy", out.numel()),
-                     old = this->pictures("old", in.numel());  // ties are likely
+        const Numbers x = numbers("x", in.numel(), -1, 1, 0.25), dy = this->pictures("dy", out.numel()),
+                      old = this->pictures("old", in.numel());  // ties are likely
         Tensor y = this->room(out), argmax(*this->reference, out, DType::u8), mean = this->room(out),
                dx = this->tensor(old, in), dmean = this->tensor(old, in);
         this->reference->max_pool(s, this->tensor(x, in), relu, y, &argmax);
@@ -200,13 +192,13 @@ TYPED_TEST(CudaKernels, Pooling) {
         this->reference->average_pool_backward(s, this->tensor(dy, out), dmean, add);
         const auto got = this->in_any_order([&] {
           const std::size_t n = std::size_t(out.numel());
-          Buffer<T> bx(x), by(n), bm(n), bd(dy), bdx(old), bdm(old);
+          Buffer<TypeParam> bx(x), by(n), bm(n), bd(dy), bdx(old), bdm(old);
           Buffer<std::uint8_t> bw(n);
           emulated::max_pool(grid, s, bx.data(), relu, by.data(), bw.data());
           emulated::max_pool_backward(grid, s, bd.data(), bw.data(), bdx.data(), add);
           emulated::average_pool(grid, s, bx.data(), bm.data());
           emulated::average_pool_backward(grid, s, bd.data(), bdm.data(), add);
-          return std::vector<Values>{by.values(), bw.values(), bdx.values(), bm.values(), bdm.values()};
+          return std::vector<Numbers>{by.values(), bw.values(), bdx.values(), bm.values(), bdm.values()};
         });
         EXPECT_EQ(got[0], y.values());
         EXPECT_EQ(got[1], argmax.values());
@@ -217,15 +209,14 @@ TYPED_TEST(CudaKernels, Pooling) {
 }
 
 TYPED_TEST(CudaKernels, RowsOfAnotherWidthAndRowsThatAreAlike) {
-  using T = TypeParam;
   for (std::int64_t rows : {1, 1300})
     for (auto [from, to] : {std::pair<std::int64_t, std::int64_t>{3, 8}, {8, 3}, {8, 8}, {1, 8}}) {
-      const Values x = this->pictures("x", rows * from), row = this->pictures("row", to);
+      const Numbers x = this->pictures("x", rows * from), row = this->pictures("row", to);
       const auto got = this->in_any_order([&, from = from, to = to] {
-        Buffer<T> bx(x), by(std::size_t(rows * to)), br(row), bz(std::size_t(rows * to));
+        Buffer<TypeParam> bx(x), by(std::size_t(rows * to)), br(row), bz(std::size_t(rows * to));
         emulated::set_channels(grid, rows, from, to, bx.data(), by.data());
         emulated::fill_rows(grid, rows, to, br.data(), bz.data());
-        return std::vector<Values>{by.values(), bz.values()};
+        return std::vector<Numbers>{by.values(), bz.values()};
       });
       for (std::int64_t i = 0; i < rows * to; i++) {
         ASSERT_EQ(got[0][i], i % to < from ? x[i / to * from + i % to] : 0) << from << " to " << to;
@@ -235,7 +226,6 @@ TYPED_TEST(CudaKernels, RowsOfAnotherWidthAndRowsThatAreAlike) {
 }
 
 TYPED_TEST(CudaKernels, Sums) {
-  using T = TypeParam;
   struct View {
     std::int64_t outer, middle, inner;
   };
@@ -244,7 +234,7 @@ TYPED_TEST(CudaKernels, Sums) {
     for (bool add : {false, true}) {
       SCOPED_TRACE(testing::Message() << v.outer << " × " << v.middle << " × " << v.inner << " add " << add);
       const std::int64_t n = v.outer * v.middle * v.inner, results = v.outer * v.inner;
-      const Values x = this->pictures("x", n), old = this->pictures("old", results);
+      const Numbers x = this->pictures("x", n), old = this->pictures("old", results);
       const Tensor tx = this->tensor(x, {v.outer * v.middle, v.inner});
       Tensor sum = this->tensor(old, {results}), largest = this->room({results}),
              columns = this->wide(numbers("db", v.inner)), squares = this->wide({0.5});
@@ -253,14 +243,14 @@ TYPED_TEST(CudaKernels, Sums) {
       this->reference->sum_rows(tx, columns, add);
       this->reference->squared_norm(tx, squares, add);
       const auto got = this->in_any_order([&] {
-        Buffer<T> bx(x), bs(old), bl{std::size_t(results)};
-        Buffer<float> bc(numbers("db", v.inner)), bq(Values{0.5}), scratch(scratch_for(1, v.inner)),
+        Buffer<TypeParam> bx(x), bs(old), bl{std::size_t(results)};
+        Buffer<float> bc(numbers("db", v.inner)), bq(Numbers{0.5}), scratch(scratch_for(1, v.inner)),
             parts{std::size_t(emulated::most_parts)};
         emulated::reduce(grid, Reduction::sum, v.outer, v.middle, v.inner, bx.data(), bs.data(), add);
         emulated::reduce(grid, Reduction::max, v.outer, v.middle, v.inner, bx.data(), bl.data(), false);
         emulated::sum_rows(grid, v.outer * v.middle, v.inner, bx.data(), bc.data(), add, scratch.data());
         emulated::squared_norm(grid, n, bx.data(), bq.data(), add, parts.data());
-        return std::vector<Values>{bs.values(), bl.values(), bc.values(), bq.values()};
+        return std::vector<Numbers>{bs.values(), bl.values(), bc.values(), bq.values()};
       });
       EXPECT_TRUE(close("sum", got[0], sum.values(), this->tolerance));
       EXPECT_EQ(got[1], largest.values());
@@ -270,11 +260,10 @@ TYPED_TEST(CudaKernels, Sums) {
 }
 
 TYPED_TEST(CudaKernels, ANanWinsAMaximumAndPassesReLU) {
-  using T = TypeParam;
   for (std::int64_t middle : {5, 300}) {
-    Values x = this->pictures("x", middle);
+    Numbers x = this->pictures("x", middle);
     x[3] = NAN;
-    Buffer<T> bx(x), by(1), bp(1);
+    Buffer<TypeParam> bx(x), by(1), bp(1);
     Buffer<std::uint8_t> argmax(1);
     emulated::reduce(grid, Reduction::max, 1, middle, 1, bx.data(), by.data(), false);
     EXPECT_TRUE(std::isnan(by.values()[0]));
@@ -285,14 +274,13 @@ TYPED_TEST(CudaKernels, ANanWinsAMaximumAndPassesReLU) {
 }
 
 TYPED_TEST(CudaKernels, CrossEntropy) {
-  using T = TypeParam;
   for (auto [rows, classes] : {std::pair<std::int64_t, std::int64_t>{1, 3}, {9, 10}, {270, 33}})
     for (double smoothing : {0.0, 0.2})
       for (bool add : {false, true}) {
         SCOPED_TRACE(testing::Message() << rows << " × " << classes << " smoothing " << smoothing << " add " << add);
         const Shape shape{rows, classes};
         const std::int64_t n = rows * classes;
-        const Values x = this->rounded(numbers("x", n, -9, 9, 0.5)), old = this->pictures("old", n);
+        const Numbers x = this->rounded(numbers("x", n, -9, 9, 0.5)), old = this->pictures("old", n);
         const std::vector<double> drawn = numbers("labels", rows, 0, double(classes) - 1, 1);
         const std::vector<std::int32_t> labels(drawn.begin(), drawn.end());
         Tensor loss(*this->reference, Shape{}), p = this->room(shape, true), correct = this->whole({7}),
@@ -301,15 +289,15 @@ TYPED_TEST(CudaKernels, CrossEntropy) {
         this->reference->cross_entropy(this->tensor(x, shape), this->whole(labels), smoothing, loss, p, &correct);
         this->reference->cross_entropy_backward(p, this->whole(labels), smoothing, seed, de, add);
         const auto got = this->in_any_order([&] {
-          Buffer<T> bx(x), bde(old);
-          Buffer<std::int32_t> bl(drawn), bc(Values{7});
-          Buffer<float> bloss(1), bp{std::size_t(n)}, scratch(2 * std::size_t(rows)), bseed(Values{2}),
+          Buffer<TypeParam> bx(x), bde(old);
+          Buffer<std::int32_t> bl(drawn), bc(Numbers{7});
+          Buffer<float> bloss(1), bp{std::size_t(n)}, scratch(2 * std::size_t(rows)), bseed(Numbers{2}),
               pgiven(p.values());
           emulated::cross_entropy(grid, rows, classes, bx.data(), bl.data(), smoothing, bloss.data(), bp.data(),
                                   bc.data(), scratch.data());
           emulated::cross_entropy_backward(grid, rows, classes, pgiven.data(), bl.data(), smoothing, bseed.data(),
                                            bde.data(), add);
-          return std::vector<Values>{bloss.values(), bp.values(), bc.values(), bde.values()};
+          return std::vector<Numbers>{bloss.values(), bp.values(), bc.values(), bde.values()};
         });
         EXPECT_TRUE(close("loss", got[0], loss.values(), 2e-6));
         EXPECT_TRUE(close("probabilities", got[1], p.values(), 2e-6));
@@ -333,19 +321,18 @@ struct SumMaxAndCopy {
   }
 };
 TYPED_TEST(CudaKernels, AWarpSharesARow) {
-  using T = TypeParam;
   for (auto [rows, n] : {std::pair<std::int64_t, std::int64_t>{1, 3}, {9, 32}, {70, 101}}) {
-    const Values x = this->rounded(numbers("x", rows * n, -9, 9, 0.5));
-    Values sums(std::size_t(rows), 0), largest(std::size_t(rows), -9);
+    const Numbers x = this->rounded(numbers("x", rows * n, -9, 9, 0.5));
+    Numbers sums(std::size_t(rows), 0), largest(std::size_t(rows), -9);
     for (std::size_t i = 0; i < x.size(); i++) {
       sums[i / std::size_t(n)] += x[i];
       largest[i / std::size_t(n)] = std::max(largest[i / std::size_t(n)], x[i]);
     }
     const auto got = this->in_any_order([&] {
-      Buffer<T> bx(x), by(x.size());
+      Buffer<TypeParam> bx(x), by(x.size());
       Buffer<float> bs{std::size_t(rows)}, bl{std::size_t(rows)};
-      device_launch_rows(nullptr, rows, SumMaxAndCopy<T>{n, bx.data(), bs.data(), bl.data(), by.data()});
-      return std::vector<Values>{bs.values(), bl.values(), by.values()};
+      device_launch_rows(nullptr, rows, SumMaxAndCopy<TypeParam>{n, bx.data(), bs.data(), bl.data(), by.data()});
+      return std::vector<Numbers>{bs.values(), bl.values(), by.values()};
     });
     EXPECT_TRUE(close("sums", got[0], sums, 1e-6));
     EXPECT_EQ(got[1], largest);
@@ -354,10 +341,9 @@ TYPED_TEST(CudaKernels, AWarpSharesARow) {
 }
 
 TYPED_TEST(CudaKernels, ALabelThatIsNoClassGivesNan) {
-  using T = TypeParam;
   for (double label : {-1.0, 3.0}) {
-    Buffer<T> x(Values{1, 2, 3});
-    Buffer<std::int32_t> labels(Values{label}), correct(Values{0});
+    Buffer<TypeParam> x(Numbers{1, 2, 3});
+    Buffer<std::int32_t> labels(Numbers{label}), correct(Numbers{0});
     Buffer<float> loss(1), p(3), scratch(2);
     emulated::cross_entropy(grid, 1, 3, x.data(), labels.data(), 0, loss.data(), p.data(), correct.data(),
                             scratch.data());
@@ -371,8 +357,8 @@ TYPED_TEST(CudaKernels, BiasReluAndConversion) {
   for (auto [rows, channels, shift] :
        {std::tuple<std::int64_t, std::int64_t, std::size_t>{5, 16, 0}, {5, 16, 1}, {7, 3, 0}})
     for (bool relu : {false, true}) {
-      const Values y = this->pictures("y", rows * channels), bias = numbers("bias", channels);
-      Values want = y, sum = y;
+      const Numbers y = this->pictures("y", rows * channels), bias = numbers("bias", channels);
+      Numbers want = y, sum = y;
       for (std::size_t i = 0; i < y.size(); i++) {
         want[i] += bias[i % bias.size()];
         if (relu) want[i] = std::max(0.0, want[i]);
@@ -384,7 +370,7 @@ TYPED_TEST(CudaKernels, BiasReluAndConversion) {
         emulated::bias_relu(grid, rows, channels, bb.data(), relu, by.data());
         Buffer<T> from(y);
         emulated::convert(grid, std::int64_t(y.size()), static_cast<const T*>(from.data()), add.data(), true);
-        return std::vector<Values>{by.values(), add.values()};
+        return std::vector<Numbers>{by.values(), add.values()};
       });
       EXPECT_TRUE(close("y", got[0], want, this->tolerance));
       EXPECT_TRUE(close("sum", got[1], sum, 1e-6));
@@ -393,28 +379,20 @@ TYPED_TEST(CudaKernels, BiasReluAndConversion) {
 
 TYPED_TEST(CudaKernels, PlainConvolution) {
   using T = TypeParam;
+  ConvShape dilated{.n = 2, .h = 7, .w = 7, .c_in = 2, .c_out = 2, .kh = 2, .kw = 3, .pad_h = 2, .pad_w = 1};
+  dilated.dilation_h = dilated.dilation_w = 2;
   const ConvShape shapes[] = {
       {.n = 2, .h = 5, .w = 4, .c_in = 3, .c_out = 4, .kh = 3, .kw = 3, .pad_h = 1, .pad_w = 1},
       {.n = 1, .h = 7, .w = 6, .c_in = 4, .c_out = 6, .kh = 3, .kw = 2, .stride_h = 2, .stride_w = 3, .groups = 2},
-      {.n = 2,
-       .h = 7,
-       .w = 7,
-       .c_in = 2,
-       .c_out = 2,
-       .kh = 2,
-       .kw = 3,
-       .pad_h = 2,
-       .pad_w = 1,
-       .dilation_h = 2,
-       .dilation_w = 2},
+      dilated,
       {.n = 1, .h = 4, .w = 4, .c_in = 8, .c_out = 8, .kh = 3, .kw = 3, .pad_h = 1, .pad_w = 1, .groups = 8},
   };
   for (const ConvShape& s : shapes)
     for (bool add : {false, true}) {
       const Shape in{s.n, s.h, s.w, s.c_in}, out{s.n, s.out_h(), s.out_w(), s.c_out},
           filter{s.c_out, s.kh, s.kw, s.c_in / s.groups};
-      const Values x = this->pictures("x", in.numel()), w = this->pictures("w", filter.numel()),
-                   dy = this->pictures("dy", out.numel()), old = this->pictures("old", in.numel());
+      const Numbers x = this->pictures("x", in.numel()), w = this->pictures("w", filter.numel()),
+                    dy = this->pictures("dy", out.numel()), old = this->pictures("old", in.numel());
       Tensor y = this->room(out), dx = this->tensor(old, in), dw = Tensor::of(*this->reference, filter, w);
       const Tensor tw = Tensor::of(*this->reference, filter, w);
       this->reference->exact_convolution(true);
@@ -429,7 +407,7 @@ TYPED_TEST(CudaKernels, PlainConvolution) {
         emulated::plain_convolution_backward_data(grid, s, static_cast<const T*>(bd.data()), cw, bdx.data(), add);
         emulated::plain_convolution_backward_filter(grid, s, static_cast<const T*>(bx.data()),
                                                     static_cast<const T*>(bd.data()), bdw.data(), add);
-        return std::vector<Values>{by.values(), bdx.values(), bdw.values()};
+        return std::vector<Numbers>{by.values(), bdx.values(), bdw.values()};
       });
       EXPECT_TRUE(close("y", got[0], y.values(), this->tolerance));
       EXPECT_TRUE(close("dx", got[1], dx.values(), this->tolerance));
@@ -446,20 +424,20 @@ void in_three_orders(const F& f) {
 
 TEST(CudaLaunch, SumsOfBlocksAndSegmentsByNeighbouringThreads) {
   constexpr std::int64_t blocks = 83, first = 2;
-  const Values w = numbers("w", 64 * (first + blocks)), g = numbers("g", 64 * (first + blocks), -3, 3);
-  Values first_bits;
+  const Numbers w = numbers("w", 64 * (first + blocks)), g = numbers("g", 64 * (first + blocks), -3, 3);
+  Numbers first_bits;
   in_three_orders([&] {
-    Buffer<float> bw(w), bg(g), parts(Values(2 * (first + blocks), 0.0)), sums(Values{9, 0, 0, 1, 2, 0, 0});
+    Buffer<float> bw(w), bg(g), parts(Numbers(2 * (first + blocks), 0.0)), sums(Numbers{9, 0, 0, 1, 2, 0, 0});
     device_launch_sums<16>(nullptr, blocks, SquaredNormsOfBlocks<float>{first, bw.data(), bg.data(), parts.data()});
-    const Values got = parts.values();
-    Values squares(2 * (first + blocks), 0.0);
+    const Numbers got = parts.values();
+    Numbers squares(2 * (first + blocks), 0.0);
     for (std::int64_t b = first; b < first + blocks; b++)
       for (std::int64_t i = 64 * b; i < 64 * b + 64; i++)
         squares[2 * b] += w[i] * w[i], squares[2 * b + 1] += g[i] * g[i];
     EXPECT_TRUE(close("blocks", got, squares, 1e-6));
     // Segments: the first block alone, which is outside the range; one to the middle; one behind it; one without blocks
     // inside.
-    Buffer<std::int32_t> bounds(Values{0, 2, 2, 40, 40, 85});
+    Buffer<std::int32_t> bounds(Numbers{0, 2, 2, 40, 40, 85});
     device_launch_sums<256>(nullptr, 3,
                             SquaredNormsOfRanges<float>{first, 80, true, bounds.data(), parts.data(), sums.data()});
     auto sum = [&](std::int64_t begin, std::int64_t end, std::int64_t which) {
@@ -467,7 +445,7 @@ TEST(CudaLaunch, SumsOfBlocksAndSegmentsByNeighbouringThreads) {
       for (std::int64_t b = begin; b < end; b++) s += got[2 * b + which];
       return s;
     };
-    const Values segments = sums.values();
+    const Numbers segments = sums.values();
     EXPECT_TRUE(close("segments", segments,
                       {9, 0, 0, 1 + sum(2, 40, 0), 2 + sum(2, 40, 1), sum(40, 80, 0), sum(40, 80, 1)}, 1e-6));
     if (first_bits.empty()) first_bits = segments;
@@ -493,7 +471,7 @@ TYPED_TEST(CudaKernels, CopiesOfBoxes) {
       {"transposed", {8, 6}, {0, {1, 8}}, {0, {6, 1}}, false},
       {"one axis", {24}, {8, {1}}, {0, {1}}, true},
   };
-  const Values x = this->pictures("x", 600), old = this->pictures("old", 600);
+  const Numbers x = this->pictures("x", 600), old = this->pictures("old", 600);
   for (const Move& m : moves)
     for (bool add : {false, true}) {
       SCOPED_TRACE(testing::Message() << m.name << " add " << add);
@@ -507,7 +485,7 @@ TYPED_TEST(CudaKernels, CopiesOfBoxes) {
         f();
         return by.values();
       };
-      const Values want = copied([&] {
+      const Numbers want = copied([&] {
         for (std::int64_t row = 0; row < n / view.size[view.rank - 1]; row++)
           add ? CopyRows<T, true>{view}(row) : CopyRows<T, false>{view}(row);
       });

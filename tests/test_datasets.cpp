@@ -389,9 +389,12 @@ TEST(NpyDataset, LabelsHaveNoGaps) {
 }
 
 // ---- folders of pictures ----------------------------------------------------------------------------------------------
-TEST(PictureFolder, ClassesAreFolders) {
-  NEEDS_STB();
+struct PictureFolder : testing::Test {
+  void SetUp() override { NEEDS_STB(); }
   DataFolder dir;
+};
+
+TEST_F(PictureFolder, ClassesAreFolders) {
   for (int i = 0; i < 10; i++) {
     save(dir.file("all/cat/" + std::to_string(i) + ".ppm"), square_pnm(6, 10 + i));
     save(dir.file("all/dog/deep/" + std::to_string(i) + ".PPM"), square_pnm(6, 110 + i));
@@ -409,9 +412,7 @@ TEST(PictureFolder, ClassesAreFolders) {
   EXPECT_EQ(load_dataset(dir.file("all"), {}, {.size = 9}).side(), 9);
 }
 
-TEST(PictureFolder, TrainAndTestAreFolders) {
-  NEEDS_STB();
-  DataFolder dir;
+TEST_F(PictureFolder, TrainAndTestAreFolders) {
   const std::string all = dir.file("all");
   save(dir.file("all/train/0/a.pgm"), square_pnm(5, 1, true));
   save(dir.file("all/train/1/a.pgm"), square_pnm(5, 2, true));
@@ -426,9 +427,7 @@ TEST(PictureFolder, TrainAndTestAreFolders) {
   EXPECT_REFUSED(load_dataset(all), "has val/ but no train/", "all/val");
 }
 
-TEST(PictureFolder, BrokenPicturesAreRefusedOrCounted) {
-  NEEDS_STB();
-  DataFolder dir;
+TEST_F(PictureFolder, BrokenPicturesAreRefusedOrCounted) {
   for (int i = 0; i < 20; i++)
     save(dir.file(std::string(i < 10 ? "all/cat/" : "all/dog/") + std::to_string(i) + ".ppm"), square_pnm(6, i));
   const std::string broken = dir.file("all/cat/3.ppm");
@@ -451,9 +450,7 @@ TEST(PictureFolder, BrokenPicturesAreRefusedOrCounted) {
 }
 
 // As PyTorch's ImageFolder: at any depth, and no class without a picture; one class alone is the wrong folder.
-TEST(PictureFolder, ClassesMustBeTwoAndHoldPictures) {
-  NEEDS_STB();
-  DataFolder dir;
+TEST_F(PictureFolder, ClassesMustBeTwoAndHoldPictures) {
   for (const char* name : {"cat", "dog"}) save(dir.file(std::string("up/all/") + name + "/1.ppm"), square_pnm(6, 1));
   EXPECT_REFUSED(load_dataset(dir.file("up")), "single class, all", "did you mean", "up/all?");
   fs::create_directories(dir.file("up/all/eel/deep"));
@@ -474,9 +471,7 @@ TEST(PictureFolder, ClassesMustBeTwoAndHoldPictures) {
 }
 
 // What is beside the pictures, and how they are linked.
-TEST(PictureFolder, NothingIsLeftOutOrMistakenInSilence) {
-  NEEDS_STB();
-  DataFolder dir;
+TEST_F(PictureFolder, NothingIsLeftOutOrMistakenInSilence) {
   const fs::path all = dir.file("all");
   for (int i = 0; i < 10; i++)
     for (const char* name : {"cat", "dog"}) save(all / name / (std::to_string(i) + ".ppm"), square_pnm(6, i));
@@ -535,9 +530,7 @@ TEST(PictureFolder, NothingIsLeftOutOrMistakenInSilence) {
   }
 }
 
-TEST(PictureFolder, ASplitHasManySpellings) {
-  NEEDS_STB();
-  DataFolder dir;
+TEST_F(PictureFolder, ASplitHasManySpellings) {
   int next = 0;
   // Loads a folder of these folders, which hold two classes each; its output has the classes and the messages.
   auto expect = [&](const std::vector<std::string>& folders, const std::string& part) {

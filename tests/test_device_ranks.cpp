@@ -51,11 +51,7 @@ Ended train(Backend& backend, Strategy& strategy, const Recipe& r) {
   if (r.each) o.transform = [&](Batch&) { r.each(strategy, made++); };
   Loader source(data.train, o, backend), test(data.test, {.batch = 31, .shuffle = false, .prefetch = 0}, backend);
   Odd model;
-  RunConfig choice;
-  choice.optimizer = r.optimizer;
-  choice.learning_rate = r.rate;
-  choice.clip = 5;
-  auto optimizer = make_optimizer(choice);
+  auto optimizer = make_optimizer({.learning_rate = r.rate, .optimizer = r.optimizer, .clip = 5});
   RunConfig options{.epochs = 3, .progress = false, .accumulate = r.accumulate, .ema = r.ema};
   const FitReport report =
       fit(model, cross_entropy_loss(0.1), *optimizer, backend, {source, nullptr, &test}, options, &strategy);
@@ -128,10 +124,7 @@ TEST(DeviceRanks, OneRankIsOneMachine) {
     auto ranks = all_reduce(alone(), {.bucket_bytes = 16384});
     stderr_of([&] { EXPECT_TRUE(train(*exchanging, *ranks, {}) == want) << exchanging->name(); });
   };
-  same([] {
-    auto twin = std::make_unique<AsynchronousTwin>();
-    return twin;
-  });
+  same([] { return std::make_unique<AsynchronousTwin>(); });
   if (cuda_devices() > 0) same([] { return cuda_backend(0); });
 }
 
@@ -169,16 +162,13 @@ TEST(DeviceRanks, SharesOfDifferentSizesRunEagerly) {
   // gradient weighs more.
   for (int n : {2, 3})
     for (std::int64_t pictures : {89, 95}) {
-      Recipe r;
-      r.pictures = pictures;
-      for (const Ended& e : same_as_on_the_host(n, r)) EXPECT_EQ(e.log, "ssss[s]r[s]r" + std::string(12, 'r'));
+      for (const Ended& e : same_as_on_the_host(n, {.pictures = pictures}))
+        EXPECT_EQ(e.log, "ssss[s]r[s]r" + std::string(12, 'r'));
     }
 }
 
 TEST(DeviceRanks, AHalfThatCannotBeRecordedRunsEagerlyAndSaysWhy) {
-  Recipe r;
-  r.refuses = 1;
-  const auto runs = same_as_on_the_host(2, r);
+  const auto runs = same_as_on_the_host(2, {.refuses = 1});
   EXPECT_EQ(runs[0].log, "ssss[s]r[s]r" + std::string(18, 'r'));
   EXPECT_EQ(runs[1].log, "ssss[s]s[s]s" + std::string(18, 's'));
   EXPECT_TRUE(holds(runs[1].said, {"the twin refuses"}));
@@ -213,8 +203,7 @@ TEST(DeviceRanks, ABackwardThatBreaksOffMayBeRepeated) {
           }
         } model;
         FlatParameters flat(model, twin, 1);
-        SGD sgd({.learning_rate = 0.1});
-        sgd.bind(flat);
+        BoundSgd sgd(flat, {.learning_rate = 0.1});
         strategy->begin(flat, sgd);
         for (int step = 0; step < 3; step++) {
           const Tensor x = Tensor::of(twin, {4, 16}, numbers("x" + std::to_string(rank + 2 * step), 64));
@@ -244,20 +233,17 @@ TEST(DeviceRanks, ABackwardThatBreaksOffMayBeRepeated) {
 }
 
 TEST(DeviceRanks, AccumulatedBatchesAreNotRecorded) {
-  Recipe r;
-  r.accumulate = 2;
-  for (const Ended& e : same_as_on_the_host(2, r)) {
+  for (const Ended& e : same_as_on_the_host(2, {.accumulate = 2})) {
     EXPECT_EQ(e.log, "");
     EXPECT_TRUE(holds(e.said, {"--accumulate"}));
   }
 }
 
 TEST(DeviceRanks, OneRanksWishStopsAllAtTheSameStep) {
-  Recipe r;
-  r.each = [](Strategy& s, std::int64_t batch) {
+  const auto stops = [](Strategy& s, std::int64_t batch) {
     if (batch == 7 && s.rank() == 1) s.request_stop();
   };
-  const auto runs = on_ranks(3, r, true);
+  const auto runs = on_ranks(3, {.each = stops}, true);
   for (const Ended& e : runs) {
     EXPECT_EQ(e.steps, runs[0].steps);
     EXPECT_LT(e.steps, 12);
@@ -269,10 +255,7 @@ TEST(DeviceRanks, OneRanksWishStopsAllAtTheSameStep) {
 TEST(DeviceRanks, ALossThatIsNotFiniteStopsEveryRank) {
   for (const char* local :
        {"", "local-sgd:3", "cocod-sgd:3", "easgd:3", "outer:H=3", "outer:H=4,stream=2", "daso:warm-up=0,B=2"}) {
-    Recipe r;
-    r.rate = 1e30;
-    r.local = local;
-    for (const Ended& e : on_ranks(4, r, true)) EXPECT_TRUE(holds(e.said, {"not finite"}));
+    for (const Ended& e : on_ranks(4, {.rate = 1e30, .local = local}, true)) EXPECT_TRUE(holds(e.said, {"not finite"}));
   }
 }
 
@@ -291,28 +274,24 @@ TEST(DeviceRanks, ARankThatDiesStopsTheOthers) {
                                                                             {"easgd:3", 60},
                                                                             {"outer:H=4,stream=2", 60}}) {
     Outcome outcome;
-    Recipe r;
-    r.local = local;
-    r.wire = {.deadline = 30, .fault = {Fault::Kind::killed, at}, .outcome = &outcome};
-    const auto runs = on_ranks(3, r, true);
+    const InProcessOptions wire{.deadline = 30, .fault = {Fault::Kind::killed, at}, .outcome = &outcome};
+    const auto runs = on_ranks(3, {.local = local, .wire = wire}, true);
     ASSERT_GE(outcome.faulty, 0);
-    for (std::size_t i = 0; i < runs.size(); i++)
-      EXPECT_TRUE(holds(runs[i].said, {"rank " + std::to_string(outcome.faulty)}));
+    for (const Ended& e : runs) EXPECT_TRUE(holds(e.said, {"rank " + std::to_string(outcome.faulty)}));
   }
 }
 
 TEST(DeviceRanks, ADeviceThatNeverEndsBackwardIsNamed) {
   auto ranks = in_process(2, {.deadline = 30});
-  testing::internal::CaptureStderr();
-  const auto said = ranks_say(2, [&](int rank) {
-    AsynchronousTwin twin;
-    auto strategy = all_reduce(std::move(ranks[rank]), {.bucket_bytes = 16384, .deadline = 1});
-    Recipe r;
-    r.each = [&](Strategy& s, std::int64_t batch) { twin.stuck = s.rank() == 1 && batch == 5; };
-    train(twin, *strategy, r);
+  stderr_of([&] {
+    const auto said = ranks_say(2, [&](int rank) {
+      AsynchronousTwin twin;
+      auto strategy = all_reduce(std::move(ranks[rank]), {.bucket_bytes = 16384, .deadline = 1});
+      train(twin, *strategy,
+            {.each = [&](Strategy& s, std::int64_t batch) { twin.stuck = s.rank() == 1 && batch == 5; }});
+    });
+    all_say(said, {"rank 1: its device has not come to the end of backward for 1 s"});
   });
-  testing::internal::GetCapturedStderr();
-  for (const auto& s : said) EXPECT_TRUE(holds(s, {"rank 1: its device has not come to the end of backward for 1 s"}));
 }
 
 TEST(DeviceRanks, EachRankOfAHostTakesAGpuOfItsOwn) {

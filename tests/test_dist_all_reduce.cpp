@@ -124,10 +124,7 @@ TEST(AllReduce, ATraceHoldsAllRanks) {
   same_bits(on_ranks(n,
                      [&](Strategy& s, Ended& run) {
                        usleep(useconds_t(s.rank()) * 30000);  // their traces begin at different times
-                       RunConfig o = quiet(1);
-                       o.profiler.trace = file;
-                       o.profiler.warm_up = 1;
-                       fit_on(s, run, o);
+                       fit_on(s, run, {.progress = false, .profiler = {.dot = {}, .trace = file, .warm_up = 1}});
                      },
                      {.bucket_bytes = 4096}));
   const auto trace = nlohmann::json::parse(read_file(file));
@@ -189,8 +186,7 @@ TEST(AllReduce, TheLearningRateFollowsABatchPerRank) {
       const auto runs = on_ranks(4, [&, scale = scale, rate = rate, clip = clip](Strategy& s, Ended& run) {
         auto backend = reference_backend(1);
         SGD sgd({.learning_rate = 0.05, .momentum = 0.9});
-        RunConfig o = quiet(4);
-        o.lr_scale = scale;
+        const RunConfig o{.epochs = 4, .lr_scale = scale, .progress = false};
         double clipped_at = -1;
         LoaderOptions batches{.batch = 12, .batch_per_rank = own, .seed = 2, .prefetch = 0};
         batches.transform = [&](Batch&) { clipped_at = sgd.clip_norm; };
@@ -212,8 +208,7 @@ double fashion(const Dataset& data, const std::string& model, int n, const Loade
     Loader train(data.train, batches, *backend), test(data.test, {.batch = 500, .shuffle = false}, *backend);
     auto net = make_model(model, 10, 1, 28);
     SGD sgd({.learning_rate = 0.05, .momentum = 0.9, .nesterov = true, .weight_decay = 5e-4});
-    RunConfig o = quiet(1);
-    o.schedule = "one-cycle";
+    const RunConfig o{.schedule = "one-cycle", .progress = false};
     const FitReport report = fit(*net, cross_entropy_loss(), sgd, *backend, {train, nullptr, &test}, o, &s);
     if (s.rank() == 0) accuracy = *report.epochs.back().test_accuracy;
   };
@@ -246,8 +241,7 @@ TEST(AllReduce, RanksOfOtherOptimizersAreNamed) {
     fit_plain(s, run, {.batch = 48, .prefetch = 0}, quiet(1), s.rank() == 1 ? static_cast<Optimizer&>(lars) : sgd,
               *backend);
   });
-  for (const Ended& e : runs)
-    EXPECT_TRUE(holds(e.said, {"told different things: --optimizer sgd and --optimizer lars"}));
+  all_say(runs, {"told different things: --optimizer sgd and --optimizer lars"});
 }
 
 TEST(AllReduce, OneRanksWishStopsAllAtTheSameStep) {
@@ -262,8 +256,7 @@ TEST(AllReduce, OneRanksWishStopsAllAtTheSameStep) {
 }
 
 TEST(AllReduce, ALossThatIsNotFiniteStopsEveryRank) {
-  auto runs = on_ranks(3, [](Strategy& s, Ended& run) { fit_on(s, run, quiet(3), {}, 1e30); });
-  for (const Ended& run : runs) EXPECT_TRUE(holds(run.said, {"not finite"}));
+  all_say(on_ranks(3, [](Strategy& s, Ended& run) { fit_on(s, run, quiet(3), {}, 1e30); }), {"not finite"});
 }
 
 // What was under way while backward went on, and how long the step waited afterwards: no second counts as both.
@@ -326,7 +319,7 @@ TEST(AllReduce, DifferentModelsAreRefused) {
     else
       train<Odd>(s, run, 42, 1);
   });
-  for (const Ended& run : runs) EXPECT_TRUE(holds(run.said, {"rank 0 and rank 1 do not train the same model"}));
+  all_say(runs, {"rank 0 and rank 1 do not train the same model"});
 }
 
 TEST(AllReduce, RanksThatWereToldDifferentThingsAreRefused) {
@@ -355,7 +348,7 @@ TEST(AllReduce, ParametersThatDriftApartAreFound) {
     s.end();
     run.said = "not found";
   });
-  for (const Ended& run : runs) EXPECT_TRUE(holds(run.said, {"rank 0 and rank 2 no longer have the same"}));
+  all_say(runs, {"rank 0 and rank 2 no longer have the same"});
 }
 
 TEST(AllReduce, ARankThatDiesStopsTheOthers) {
@@ -363,11 +356,7 @@ TEST(AllReduce, ARankThatDiesStopsTheOthers) {
     Outcome outcome;
     auto runs = on_ranks(3, [](Strategy& s, Ended& run) { train<Odd>(s, run, 42, 30); }, {},
                          {.deadline = 30, .fault = {Fault::Kind::killed, at}, .outcome = &outcome});
-    for (std::size_t r = 0; r < runs.size(); r++) {
-      EXPECT_NE(runs[r].said, "") << "rank " << r;
-      if (int(r) == outcome.faulty) continue;
-      EXPECT_TRUE(holds(runs[r].said, {"rank " + std::to_string(outcome.faulty) + ", which has left"}));
-    }
+    all_name(runs, outcome.faulty);
   }
 }
 

@@ -3,38 +3,37 @@
 
 #include "tests/channel_server.h"
 #include "tests/ranks.h"
-#include "tests/support.h"
 #include "tests/support_channels.h"
 
 namespace tandem::test {
 namespace {
 
-template <class Body>
-std::vector<std::string> on_channels(int n, const Body& body, const ChannelFaults& faults = {}) {
+using Body = std::function<void(Channel&)>;
+std::vector<std::string> on_channels(int n, const ChannelFaults& faults, const Body& body) {
   auto channels = in_process_channels(n, faults);
   return ranks_say(n, [&](int r) {
     auto c = std::move(channels[r]);
     body(*c);
   });
 }
+std::vector<std::string> on_channels(int n, const Body& body) { return on_channels(n, {}, body); }
 
 TEST(CommunicatorChannel, AServerAddsUpWhatWorkersPush) {
-  for (std::size_t count : {std::size_t(1), std::size_t(1000), std::size_t(300000)})
-    for (const auto& s : on_channels(4, [&](Channel& c) { serve_or_push(c, count, 20); })) EXPECT_EQ(s, "");
+  for (std::size_t count : {1, 1000, 300000})
+    all_well(on_channels(4, [&](Channel& c) { serve_or_push(c, count, 20); }));
 }
 
 TEST(CommunicatorChannel, AMessageToOneselfArrives) {
-  for (const auto& s : on_channels(1, [](Channel& c) {
-         std::vector<std::byte> memory(5), sent(5, std::byte{7});
-         int arrived = 0;
-         c.on_message({.place = [&](int, const MessageHeader&, std::size_t) { return std::span(memory); },
-                       .arrived = [&](int from, const MessageHeader& header,
-                                      std::span<std::byte>) { arrived += from == 0 && header[3] == 9; }});
-         deliver(c, 0, {0, 0, 0, 9}, sent);
-         while (c.progress()) {}
-         require(arrived == 1 && memory == sent, "it has not arrived");
-       }))
-    EXPECT_EQ(s, "");
+  all_well(on_channels(1, [](Channel& c) {
+    std::vector<std::byte> memory(5), sent(5, std::byte{7});
+    int arrived = 0;
+    c.on_message({.place = [&](int, const MessageHeader&, std::size_t) { return std::span(memory); },
+                  .arrived = [&](int from, const MessageHeader& header,
+                                 std::span<std::byte>) { arrived += from == 0 && header[3] == 9; }});
+    deliver(c, 0, {0, 0, 0, 9}, sent);
+    while (c.progress()) {}
+    require(arrived == 1 && memory == sent, "it has not arrived");
+  }));
 }
 
 TEST(CommunicatorChannel, NoRoomAndNoReceiverAreNamed) {
@@ -58,22 +57,19 @@ TEST(CommunicatorChannel, AllHearOfLossesInOneOrder) {
   for (std::uint64_t seed : {0, 1, 2, 3}) {
     std::int64_t sends = 0;
     std::vector<std::string> told(5);
-    const auto said = on_channels(
-        5,
-        [&](Channel& c) {
-          Listener l(c);
-          for (std::uint64_t i = 0; i < 40; i++)
-            for (int to = 0; to < 5; to++) deliver(c, to, {i});  // also to the dead
-          l.until([&] { return l.lost == std::set<int>{2, 4}; });
-          l.until([&] { return l.headers[0].size() >= 40 && l.headers[1].size() >= 40 && l.headers[3].size() >= 40; });
-          told[c.rank()] = l.told;
-          EXPECT_EQ(c.living(), (std::vector<bool>{true, true, false, true, false}));
-          for (auto& [from, headers] : l.headers)
-            for (std::size_t i = 0; i < headers.size(); i++) EXPECT_EQ(headers[i], i) << "of rank " << from;
-          for (int r : {0, 1, 3}) deliver(c, r, {40});
-          l.until([&] { return l.headers[0].size() == 41 && l.headers[1].size() == 41 && l.headers[3].size() == 41; });
-        },
-        {.deaths = {{2, 7}, {4, 23}}, .delays = seed, .sends = &sends});
+    const auto said = on_channels(5, {.deaths = {{2, 7}, {4, 23}}, .delays = seed, .sends = &sends}, [&](Channel& c) {
+      Listener l(c);
+      for (std::uint64_t i = 0; i < 40; i++)
+        for (int to = 0; to < 5; to++) deliver(c, to, {i});  // also to the dead
+      l.until([&] { return l.lost == std::set<int>{2, 4}; });
+      l.until([&] { return l.headers[0].size() >= 40 && l.headers[1].size() >= 40 && l.headers[3].size() >= 40; });
+      told[c.rank()] = l.told;
+      EXPECT_EQ(c.living(), (std::vector<bool>{true, true, false, true, false}));
+      for (auto& [from, headers] : l.headers)
+        for (std::size_t i = 0; i < headers.size(); i++) EXPECT_EQ(headers[i], i) << "of rank " << from;
+      for (int r : {0, 1, 3}) deliver(c, r, {40});
+      l.until([&] { return l.headers[0].size() == 41 && l.headers[1].size() == 41 && l.headers[3].size() == 41; });
+    });
     for (std::size_t r : {0, 1, 3}) EXPECT_EQ(said[r], "") << "rank " << r;
     EXPECT_EQ(said[2], "rank 2 is killed by the test");
     EXPECT_EQ(said[4], "rank 4 is killed by the test");
@@ -84,24 +80,19 @@ TEST(CommunicatorChannel, AllHearOfLossesInOneOrder) {
 }
 
 TEST(CommunicatorChannel, WithoutRankZeroOrSomebodyWhoHearsOfItALossIsEverybodysFailure) {
-  auto said = on_channels(3,
-                          [](Channel& c) {
-                            Listener l(c);
-                            if (c.rank() == 0) c.send(1, {}), c.send(1, {});
-                            l.until([] { return false; });
-                          },
-                          {.deaths = {{0, 1}}});
+  auto said = on_channels(3, {.deaths = {{0, 1}}}, [](Channel& c) {
+    Listener l(c);
+    if (c.rank() == 0) c.send(1, {}), c.send(1, {});
+    l.until([] { return false; });
+  });
   for (const auto& s : said) EXPECT_EQ(s, "rank 0 is killed by the test");
-  said = on_channels(
-      3,
-      [](Channel& c) {
-        c.on_message({.place = [](int, const MessageHeader&, std::size_t) { return std::span<std::byte>(); },
-                      .arrived = [](int, const MessageHeader&, std::span<std::byte>) {}});
-        if (c.rank() == 2) c.send(1, {});
-        for (;;)
-          if (!c.progress()) c.rest();
-      },
-      {.deaths = {{2, 0}}});
+  said = on_channels(3, {.deaths = {{2, 0}}}, [](Channel& c) {
+    c.on_message({.place = [](int, const MessageHeader&, std::size_t) { return std::span<std::byte>(); },
+                  .arrived = [](int, const MessageHeader&, std::span<std::byte>) {}});
+    if (c.rank() == 2) c.send(1, {});
+    for (;;)
+      if (!c.progress()) c.rest();
+  });
   for (const auto& s : said) EXPECT_EQ(s, "rank 2 is killed by the test");
   said = on_channels(3, [](Channel& c) {
     Listener l(c);
@@ -244,28 +235,24 @@ TEST(CommunicatorChannel, DelayedMessagesOfARankKeepTheirOrderAndSomeComeTwice) 
   int doubles = 0;
   for (std::uint64_t seed : {0, 7, 8, 9}) {
     std::vector<int> order;
-    all_well(on_channels(4,
-                         [&](Channel& c) {
-                           std::map<int, std::uint64_t> next;
-                           int twice = 0;
-                           c.on_message(
-                               {.place = [](int, const MessageHeader&, std::size_t) { return std::span<std::byte>(); },
-                                .arrived =
-                                    [&](int from, const MessageHeader& header, std::span<std::byte>) {
-                                      require(header[0] <= next[from], "message ", header[0], " of rank ", from,
-                                              " after ", next[from]);
-                                      twice += header[0] < next[from];
-                                      next[from] = std::max(next[from], header[0] + 1);
-                                      order.push_back(from);
-                                    }});
-                           if (c.rank() == 0)
-                             while (next[1] + next[2] + next[3] < 300)
-                               if (!c.progress()) c.rest();
-                           if (c.rank() == 0) doubles += twice;
-                           for (std::uint64_t i = 0; i < 100 && c.rank() > 0; i++) c.send(0, {i});
-                           drain(c);
-                         },
-                         {.delays = seed, .duplicates = seed != 8}));
+    all_well(on_channels(4, {.delays = seed, .duplicates = seed != 8}, [&](Channel& c) {
+      std::map<int, std::uint64_t> next;
+      int twice = 0;
+      const auto arrived = [&](int from, const MessageHeader& header, std::span<std::byte>) {
+        require(header[0] <= next[from], "message ", header[0], " of rank ", from, " after ", next[from]);
+        twice += header[0] < next[from];
+        next[from] = std::max(next[from], header[0] + 1);
+        order.push_back(from);
+      };
+      c.on_message(
+          {.place = [](int, const MessageHeader&, std::size_t) { return std::span<std::byte>(); }, .arrived = arrived});
+      if (c.rank() == 0)
+        while (next[1] + next[2] + next[3] < 300)
+          if (!c.progress()) c.rest();
+      if (c.rank() == 0) doubles += twice;
+      for (std::uint64_t i = 0; i < 100 && c.rank() > 0; i++) c.send(0, {i});
+      drain(c);
+    }));
     orders.insert(order);
   }
   EXPECT_GT(doubles, 10);

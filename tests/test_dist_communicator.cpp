@@ -5,7 +5,6 @@
 #include "dist/collectives/in_process.h"
 #include "dist/collectives/wire.h"
 #include "tests/ranks.h"
-#include "tests/support.h"
 
 namespace tandem::test {
 namespace {
@@ -13,7 +12,7 @@ namespace {
 using Body = std::function<void(Communicator&)>;
 
 // Runs body on every rank, in a thread each; what a rank threw, or "".
-std::vector<std::string> on_ranks(int n, const Body& body, const InProcessOptions& options = {},
+std::vector<std::string> on_ranks(int n, const InProcessOptions& options, const Body& body,
                                   std::vector<int>* culprits = nullptr) {
   auto ranks = in_process(n, options);
   if (culprits) culprits->assign(static_cast<std::size_t>(n), -2);
@@ -27,6 +26,7 @@ std::vector<std::string> on_ranks(int n, const Body& body, const InProcessOption
     }
   });
 }
+std::vector<std::string> on_ranks(int n, const Body& body) { return on_ranks(n, {}, body); }
 
 template <class T>
 std::vector<T> numbers_of(int rank, std::int64_t n) {
@@ -69,16 +69,14 @@ void check_all_reduce(int n, std::int64_t count, const ChoiceTable& table, Combi
     }
   }
   Gathered result(n);
-  all_well(on_ranks(n,
-                    [&](Communicator& c) {
-                      auto x = numbers_of<T>(c.rank(), count);
-                      c.all_reduce(buffer(x), combine).wait();
-                      result.keep(c.rank(), x);
-                      for (std::size_t i = 0; i < x.size(); i++)
-                        if (!(std::abs(double(x[i]) - want[i]) <= unit * size[i]))
-                          fail("element ", i, " is ", double(x[i]), " and should be ", want[i]);
-                    },
-                    {.table = table}));
+  all_well(on_ranks(n, {.table = table}, [&](Communicator& c) {
+    auto x = numbers_of<T>(c.rank(), count);
+    c.all_reduce(buffer(x), combine).wait();
+    result.keep(c.rank(), x);
+    for (std::size_t i = 0; i < x.size(); i++)
+      if (!(std::abs(double(x[i]) - want[i]) <= unit * size[i]))
+        fail("element ", i, " is ", double(x[i]), " and should be ", want[i]);
+  }));
   result.all_equal();
 }
 
@@ -135,13 +133,11 @@ TEST(Communicator, BroadcastFromEveryRoot) {
         for (int root = 0; root < n; root++) {
           SCOPED_TRACE(std::string(name_of(a)) + ", " + std::to_string(n) + " ranks, root " + std::to_string(root));
           const auto want = numbers_of<float>(root, count);
-          all_well(on_ranks(n,
-                            [&](Communicator& c) {
-                              auto x = numbers_of<float>(c.rank(), count);
-                              c.broadcast(buffer(x), root).wait();
-                              require(x == want, "not what the root has");
-                            },
-                            {.table = only(Algorithm::ring, a)}));
+          all_well(on_ranks(n, {.table = only(Algorithm::ring, a)}, [&](Communicator& c) {
+            auto x = numbers_of<float>(c.rank(), count);
+            c.broadcast(buffer(x), root).wait();
+            require(x == want, "not what the root has");
+          }));
         }
 }
 
@@ -192,15 +188,13 @@ TEST(Communicator, ManyAreUnderWayAtOnce) {
 }
 
 TEST(Communicator, RanksMayWaitInDifferentOrders) {
-  all_well(on_ranks(4,
-                    [&](Communicator& c) {
-                      std::vector<float> x(200000, 1), y(1000, 1);
-                      Work a = c.all_reduce(buffer(x)), b = c.all_reduce(buffer(y));
-                      if (c.rank() % 2) std::swap(a, b);
-                      a.wait(), b.wait();
-                      require(x[5] == 4 && y[5] == 4, "sums ", x[5], " and ", y[5]);
-                    },
-                    {.deadline = 20}));
+  all_well(on_ranks(4, {.deadline = 20}, [&](Communicator& c) {
+    std::vector<float> x(200000, 1), y(1000, 1);
+    Work a = c.all_reduce(buffer(x)), b = c.all_reduce(buffer(y));
+    if (c.rank() % 2) std::swap(a, b);
+    a.wait(), b.wait();
+    require(x[5] == 4 && y[5] == 4, "sums ", x[5], " and ", y[5]);
+  }));
 }
 
 TEST(Communicator, SplitsByColourAndKey) {
@@ -245,55 +239,48 @@ TEST(Communicator, ABarrierWaitsForTheLast) {
 
 // ---- what goes wrong ------------------------------------------------------------------------------------------------
 // Every rank is told, with both calls in the text.
-void disagree(const Body& body, std::initializer_list<std::string> parts) {
-  const auto said = on_ranks(3,
-                             [&](Communicator& c) {
-                               body(c);
-                               c.barrier().wait();  // whose part happened to be complete hears of it here
-                             },
-                             {.deadline = 20});
-  for (const std::string& s : said) EXPECT_TRUE(holds(s, parts));
+void disagree(std::initializer_list<std::string> parts, const Body& body) {
+  const Body and_wait = [&](Communicator& c) {
+    body(c);
+    c.barrier().wait();  // whose part happened to be complete hears of it here
+  };
+  all_say(on_ranks(3, {.deadline = 20}, and_wait), parts);
 }
 
 TEST(Communicator, DisagreementIsNamed) {
   std::vector<std::vector<float>> x(3, std::vector<float>(10));
   auto mine = [&](Communicator& c) { return buffer(x[c.rank()]); };
-  disagree(
-      [&](Communicator& c) {
-        if (c.rank() == 1)
-          c.broadcast(mine(c), 1).wait();
-        else
-          c.all_reduce(mine(c)).wait();
-      },
-      {"rank 1", "broadcast #1 (10 f32 from rank 1)", "all_reduce #1 (sum of 10 f32)"});
-  disagree(
-      [&](Communicator& c) {
-        Buffer b = mine(c);
-        if (c.rank() == 2) b.count = 9;
-        c.all_reduce(b).wait();
-      },
-      {"rank 2", "sum of 9 f32", "sum of 10 f32"});
-  disagree([&](Communicator& c) { c.broadcast(mine(c), c.rank() == 1).wait(); }, {"from rank 0", "from rank 1"});
-  disagree([&](Communicator& c) { c.all_reduce(mine(c), c.rank() ? Combine::max : Combine::sum).wait(); },
-           {"sum of", "maximum of"});
-  const auto said = on_ranks(2, [&](Communicator& c) {
-    Buffer b = mine(c);
-    if (c.rank() == 0) return c.send(1, b).wait();
-    b.count = 4;
-    c.recv(0, b).wait();
+  disagree({"rank 1", "broadcast #1 (10 f32 from rank 1)", "all_reduce #1 (sum of 10 f32)"}, [&](Communicator& c) {
+    if (c.rank() == 1)
+      c.broadcast(mine(c), 1).wait();
+    else
+      c.all_reduce(mine(c)).wait();
   });
-  for (const std::string& s : said) EXPECT_TRUE(holds(s, {"10 f32"}));
+  disagree({"rank 2", "sum of 9 f32", "sum of 10 f32"}, [&](Communicator& c) {
+    Buffer b = mine(c);
+    if (c.rank() == 2) b.count = 9;
+    c.all_reduce(b).wait();
+  });
+  disagree({"from rank 0", "from rank 1"}, [&](Communicator& c) { c.broadcast(mine(c), c.rank() == 1).wait(); });
+  disagree({"sum of", "maximum of"},
+           [&](Communicator& c) { c.all_reduce(mine(c), c.rank() ? Combine::max : Combine::sum).wait(); });
+  all_say(on_ranks(2,
+                   [&](Communicator& c) {
+                     Buffer b = mine(c);
+                     if (c.rank() == 0) return c.send(1, b).wait();
+                     b.count = 4;
+                     c.recv(0, b).wait();
+                   }),
+          {"10 f32"});
 }
 
 TEST(Communicator, WhoLeavesIsNamed) {
   std::vector<int> culprits;
-  const auto said = on_ranks(
-      3,
-      [](Communicator& c) {
-        std::vector<float> x(100);
-        if (c.rank() != 2) c.all_reduce(buffer(x)).wait();
-      },
-      {.deadline = 20}, &culprits);
+  const Body body = [](Communicator& c) {
+    std::vector<float> x(100);
+    if (c.rank() != 2) c.all_reduce(buffer(x)).wait();
+  };
+  const auto said = on_ranks(3, {.deadline = 20}, body, &culprits);
   EXPECT_TRUE(holds(said[0], {"rank 2, which has left"}));
   EXPECT_EQ(culprits[0], 2);
   EXPECT_EQ(culprits[1], 2);
@@ -313,13 +300,11 @@ TEST(Communicator, WhoGivesUpInTheMiddleIsNotTakenForADisagreement) {
 }
 
 TEST(Communicator, AFailedOneStaysFailed) {
-  on_ranks(2,
-           [](Communicator& c) {
-             std::vector<float> x(100);
-             if (c.rank() == 1) return;
-             for (int i = 0; i < 2; i++) EXPECT_THROW(c.all_reduce(buffer(x)).wait(), CommunicationError);
-           },
-           {.deadline = 20});
+  on_ranks(2, {.deadline = 20}, [](Communicator& c) {
+    std::vector<float> x(100);
+    if (c.rank() == 1) return;
+    for (int i = 0; i < 2; i++) EXPECT_THROW(c.all_reduce(buffer(x)).wait(), CommunicationError);
+  });
 }
 
 // Who keeps the others waiting: the end of the chain, or across the gap in a circle.
@@ -356,7 +341,7 @@ std::vector<std::string> wrong_names(const std::vector<FaultAt>& faults, Fault::
     Outcome outcome;
     std::vector<int> culprits;
     const auto said =
-        on_ranks(at.ranks, a_step, {.deadline = deadline, .fault = {kind, at.message}, .outcome = &outcome}, &culprits);
+        on_ranks(at.ranks, {.deadline = deadline, .fault = {kind, at.message}, .outcome = &outcome}, a_step, &culprits);
     const std::string where = std::to_string(at.ranks) + " ranks, message " + std::to_string(at.message);
     std::lock_guard lock(mutex);
     for (std::size_t r = 0; r < said.size(); r++)
@@ -381,7 +366,7 @@ void fault_everywhere(Fault::Kind kind) {
   std::vector<FaultAt> faults;
   for (int n : {2, 3, 4}) {
     Outcome calm;
-    all_well(on_ranks(n, a_step, {.outcome = &calm}));
+    all_well(on_ranks(n, {.outcome = &calm}, a_step));
     ASSERT_GT(calm.messages, 0);
     for (std::int64_t message = 0; message < calm.messages; message++) faults.push_back({n, message});
   }

@@ -157,11 +157,8 @@ TEST(Daso, UnknownOptionsAreRefusedByName) {
 // ---- the whole loop -------------------------------------------------------------------------------------------------
 TEST(Daso, FitEndsWithTheSameOnEveryRank) {
   for (double ema : {0.0, 0.9})
-    same_bits(on_hosts(2, 2, "daso:B=2,warm-up=1,cool-down=1", [&](Strategy& s, Ended& run) {
-      RunConfig o = quiet(4);
-      o.ema = ema;
-      fit_on(s, run, o);
-    }));
+    same_bits(on_hosts(2, 2, "daso:B=2,warm-up=1,cool-down=1",
+                       [&](Strategy& s, Ended& run) { fit_on(s, run, {.epochs = 4, .progress = false, .ema = ema}); }));
 }
 
 // A rate at which nothing is learned: after four epochs the first is the best and three were no better.
@@ -208,7 +205,7 @@ TEST(Daso, ALossThatIsNotFiniteOnOneRankStopsAll) {
       if (made == 6 && s.rank() == 3) b.images.fill(std::numeric_limits<double>::quiet_NaN());
     });
   });
-  for (const Ended& run : runs) EXPECT_TRUE(holds(run.said, {"not finite"}));
+  all_say(runs, {"not finite"});
 }
 
 // Between hosts, in a blocking epoch and with an exchange under way.

@@ -5,21 +5,81 @@
 #include "dist/strategies/machine_share.h"
 #include "dist/strategies/parameter_server.h"
 #include "layers/export/torch_weights.h"
+#include "layers/train/slices.h"
 #include "tests/host_ranks.h"
 #include "tests/naive.h"
-#include "tests/slices.h"
+#include "tests/replicas.h"
 #include "tests/support_channels.h"
 #include "tests/twin.h"
 
 namespace tandem::test {
 namespace {
 
-struct Net : Module {
-  Linear& fc1 = child<Linear>("fc1", 64, 32, true, true);
-  Linear& fc2;
-  explicit Net(std::int64_t classes = 10, bool bias = true) : fc2(child<Linear>("fc2", 32, classes, bias)) {}
-  Variable forward(const Variable& x) override { return fc2(fc1(flatten(x))); }
+// Whole vectors, in the order of the plain model's parameters.
+Numbers whole(const FlatParameters& flat, const Tensor& vector, Strategy& strategy) {
+  Numbers all;
+  for (const ParameterRange& s : flat.parameter_ranges()) {
+    const Tensor mine = vector.range(s.local_begin, s.shape);
+    for (double v : gather_slices(mine, s.slice, s.whole, &strategy, true).values()) all.push_back(v);
+  }
+  return all;
+}
+
+struct Seen {
+  Numbers losses, norms, gradients, weights, state;
 };
+
+std::unique_ptr<Optimizer> optimizer_called(const std::string& name) {
+  if (name == "sgd") return usual_sgd();
+  if (name == "adamw") return std::make_unique<AdamW>(AdamWOptions{.learning_rate = 0.01});
+  return std::make_unique<LARS>(LARSOptions{.learning_rate = 0.5});
+}
+
+// Epochs of five steps, of which the last has a smaller batch. Of a single epoch also what each step had.
+Seen trained_on(Strategy& strategy, Module& model, const Loss& task, Optimizer& optimizer, Backend& backend,
+                DType dtype = DType::f64, int epochs = 1, int seed = 100) {
+  Seen seen;
+  Dataset data = odd_number_of_pictures();
+  Loader source(data.train, {.batch = 42, .seed = 5, .rank = strategy.rank(), .world = strategy.size(), .prefetch = 0},
+                backend);
+  FlatParameters flat(model, backend, std::uint64_t(seed), {}, dtype);  // begin() makes them equal
+  optimizer.bind(flat);
+  strategy.begin(flat, optimizer);
+  Accumulation accumulation(flat, optimizer, 1, source.batches_per_epoch());
+  for (int epoch = 0; epoch < epochs; epoch++) {
+    strategy.begin_epoch(epoch, {.epochs = epochs, .steps_per_epoch = 5});
+    source.start(epoch);
+    for (Batch batch; source.next(batch);) {
+      accumulation.begin(batch);
+      const Variable loss = task(model(Variable(batch.images.cast(dtype))), batch.labels, nullptr);
+      accumulation.backward(loss, loss, batch);
+      EXPECT_EQ(strategy.step(optimizer, Variable(accumulation.loss())), StepResult::made);
+      if (epochs > 1) continue;
+      const double size = double(batch.size());
+      const MetricSums sum = strategy.sum({.loss = loss.item() * size, .samples = size});
+      seen.losses.push_back(sum.loss / sum.samples);
+      seen.norms.push_back(optimizer.gradient_norm());
+      if (seen.gradients.empty()) seen.gradients = whole(flat, flat.gradients, strategy);
+    }
+    if (epochs > 1 && strategy.name().find("bsp") == std::string::npos) strategy.end_epoch({.epochs = epoch + 1});
+    const Numbers weights = whole(flat, flat.values, strategy);
+    seen.weights.insert(seen.weights.end(), weights.begin(), weights.end());
+  }
+  strategy.end();
+  if (epochs > 1) return seen;
+  for (auto& [name, vector] : optimizer.vectors())
+    for (double v : whole(flat, vector, strategy)) seen.state.push_back(v);
+  return seen;
+}
+
+void same(const Seen& got, const Seen& want, double first, double last, const std::string& what) {
+  EXPECT_EQ(got.losses.size(), 5u);
+  EXPECT_TRUE(close(what + ": losses", got.losses, want.losses, last));
+  EXPECT_TRUE(close(what + ": gradients of the first step", got.gradients, want.gradients, first));
+  EXPECT_TRUE(close(what + ": norms", got.norms, want.norms, last));
+  EXPECT_TRUE(close(what + ": weights", got.weights, want.weights, last));
+  EXPECT_TRUE(close(what + ": the optimizer's", got.state, want.state, last));
+}
 
 // The layer is cut over a host's ranks. Between hosts: "all-reduce", DASO or naive DASO, or an update rule of the
 // parameter server.
@@ -84,13 +144,14 @@ struct Case {
   }
 };
 
-// A Net's epoch as `strategy` trains it, clipped, in double.
+// A Plain's epoch as `strategy` trains it, clipped, in double.
 Seen trained(Strategy& strategy, const Case& c, Backend& backend, DType dtype = DType::f64) {
-  Net model(c.classes, c.bias);
+  Plain model({.classes = c.classes, .bias = c.bias});
   Task task = classification(c.smoothing);
   strategy.prepare(model, task, {});
-  return trained_on(strategy, model, of_classes(task.loss, c.classes), *optimizer_called(c.optimizer), backend, dtype,
-                    0.2);
+  const auto optimizer = optimizer_called(c.optimizer);
+  optimizer->clip_norm = 0.2;
+  return trained_on(strategy, model, of_classes(task.loss, c.classes), *optimizer, backend, dtype);
 }
 
 TEST(Hybrid, TrainsAsOneMachine) {
@@ -119,33 +180,11 @@ TEST(Hybrid, TrainsAsOneMachine) {
 // Without clipping, which is a host's: two epochs of five steps, the whole weights after each.
 Numbers epochs_of(Strategy& strategy, std::int64_t classes, int host) {
   auto backend = reference_backend(1);
-  Dataset data = odd_number_of_pictures();
-  Loader source(data.train, {.batch = 42, .seed = 5, .rank = strategy.rank(), .world = strategy.size(), .prefetch = 0},
-                *backend);
-  Net model(classes);
+  Plain model({.classes = classes});
   Task task = classification(0.1);
   strategy.prepare(model, task, {});
-  const Loss loss_of = of_classes(task.loss, double(classes));
-  FlatParameters flat(model, *backend, 100 + std::uint64_t(host), {}, DType::f64);  // begin() makes them equal
-  BoundSgd sgd(flat, {.learning_rate = 0.1, .momentum = 0.9, .weight_decay = 1e-3});
-  strategy.begin(flat, sgd);
-  Accumulation accumulation(flat, sgd, 1, source.batches_per_epoch());
-  Numbers all;
-  for (int epoch = 0; epoch < 2; epoch++) {
-    strategy.begin_epoch(epoch, {.epochs = 2, .steps_per_epoch = 5});
-    source.start(epoch);
-    for (Batch batch; source.next(batch);) {
-      accumulation.begin(batch);
-      const Variable loss = loss_of(model(Variable(batch.images.cast(DType::f64))), batch.labels, nullptr);
-      accumulation.backward(loss, loss, batch);
-      EXPECT_EQ(strategy.step(sgd, Variable(accumulation.loss())), StepResult::made);
-    }
-    if (strategy.name().find("bsp") == std::string::npos) strategy.end_epoch({.epochs = epoch + 1});
-    const Numbers weights = whole(flat, flat.values, strategy);
-    all.insert(all.end(), weights.begin(), weights.end());
-  }
-  strategy.end();
-  return all;
+  const Loss loss = of_classes(task.loss, double(classes));
+  return trained_on(strategy, model, loss, *usual_sgd(), *backend, DType::f64, 2, 100 + host).weights;
 }
 
 // Hosts that exchange after every batch are one machine. Otherwise DASO is the naive one, in which all groups send
@@ -178,16 +217,12 @@ TEST(Hybrid, OnDevicesIsAsOnTheHost) {
     auto on = [&](bool device) {
       std::vector<Seen> seen(4);
       stderr_of([&] {
-        all_well(on_hosts(2, 2, 1,
-                          [&](Strategy& s, int r) {
-                            std::unique_ptr<Backend> backend = reference_backend(1);
-                            if (device) {
-                              auto twin = std::make_unique<AsynchronousTwin>();
-                              backend = std::move(twin);
-                            }
-                            seen[r] = trained(s, {.here = 2, .hosts = 2, .smoothing = 0.1}, *backend, DType::f32);
-                          },
-                          {.wire = wire}));
+        const Body body = [&](Strategy& s, int r) {
+          std::unique_ptr<Backend> backend = reference_backend(1);
+          if (device) backend = std::make_unique<AsynchronousTwin>();
+          seen[r] = trained(s, {.here = 2, .hosts = 2, .smoothing = 0.1}, *backend, DType::f32);
+        };
+        all_well(on_hosts(2, 2, 1, body, {.wire = wire}));
       });
       return seen;
     };
@@ -221,7 +256,7 @@ struct Step {
 using Forward = std::function<Variable(Module&, const Loss&, const Rows&, Backend&, Tensor* correct)>;
 Step step_of(Strategy& s, const Forward& forward, std::int64_t classes = 10, double smoothing = 0) {
   auto backend = reference_backend(1);
-  Net model(classes);
+  Plain model({.classes = classes});
   Task task = classification(smoothing);
   s.prepare(model, task, {});
   FlatParameters flat(model, *backend, 3, {}, DType::f64);
@@ -326,7 +361,7 @@ TEST(Hybrid, EvaluatesAndPredictsAsThePlainModel) {
     Dataset data = synthetic({.side = 8, .channels = 1, .train = 20, .test = 61, .seed = 3});
     Loader test(data.test, {.batch = 25, .shuffle = false, .rank = s.rank(), .world = s.size(), .prefetch = 0},
                 *backend);
-    Net model;
+    Plain model;
     Task task = classification();
     s.prepare(model, task, {});
     FlatParameters flat(model, *backend, 3);
@@ -350,7 +385,7 @@ Numbers fitted(Strategy& s, std::int64_t batch, double rate, const RunConfig& o)
   Dataset data = synthetic({.side = 8, .channels = 1, .train = 203, .test = 61, .seed = 3});
   Loader train(data.train, {.batch = batch, .seed = 2, .prefetch = 0}, *backend),
       test(data.test, {.batch = 50, .shuffle = false}, *backend);
-  Net model;
+  Plain model;
   SGD sgd({.learning_rate = rate, .momentum = 0.9});
   const FitReport report = fit(model, cross_entropy_loss(0.1), sgd, *backend, {train, nullptr, &test}, o, &s);
   Strategy one;  // after the run every rank has the model
@@ -418,7 +453,7 @@ TEST(Hybrid, AsynchronousMachinesEvaluateSaveAndGoOn) {
     all_well(on_hosts(here, hosts, 1, [&](Strategy& s, int r) { got[r] = run(s, o); }, {.how = how}));
     for (const Numbers& g : got) EXPECT_EQ(g, got[0]) << how << ": all ranks end with the same model";
     EXPECT_EQ(position_in(folder.file("run/last.safetensors")).epoch, o.epochs) << how;
-    Net plain;
+    Plain plain;
     auto backend = reference_backend(1);
     FlatParameters flat(plain, *backend, 1);
     load_weights(folder.file("run/last.safetensors"), flat);
@@ -437,8 +472,8 @@ TEST(Hybrid, AsynchronousMachinesEvaluateSaveAndGoOn) {
 }
 
 // ---- what is refused ------------------------------------------------------------------------------------------------
-struct GoesOn : Net {
-  Variable forward(const Variable& x) override { return scale(Net::forward(x), 2); }
+struct GoesOn : Plain {
+  Variable forward(const Variable& x) override { return scale(Plain::forward(x), 2); }
 };
 struct NoLinear : Module {
   NoLinear() { parameter("w", {3}, Initial::zeros()); }
@@ -460,7 +495,9 @@ TEST(Hybrid, WhatCannotBeCutIsRefusedByName) {
       s.prepare(*mine, task, {});
     });
   };
-  auto net = [](std::int64_t classes) { return [classes] { return std::make_unique<Net>(classes); }; };
+  auto net = [](std::int64_t classes) {
+    return [classes] { return std::make_unique<Plain>(PlainSizes{.classes = classes}); };
+  };
   prepared("has 2 outputs, and 3 ranks", net(2), classification());
   prepared("train with cross_entropy_loss()", net(10), regression());
   prepared(
@@ -468,13 +505,13 @@ TEST(Hybrid, WhatCannotBeCutIsRefusedByName) {
   prepared(
       "no Linear at its end", [] { return std::make_unique<Linear>(64, 10, true, true); }, classification());
   says("call strategy->prepare(model, task", [](Strategy& s, Backend& b) {
-    Net model;
+    Plain model;
     FlatParameters flat(model, b, 1);
     BoundSgd sgd(flat, {});
     s.begin(flat, sgd);
   });
   says("the loss of this step is not the task's", [](Strategy& s, Backend& b) {
-    Net model;
+    Plain model;
     Task task = classification();
     s.prepare(model, task, {});
     FlatParameters flat(model, b, 1);
@@ -489,7 +526,7 @@ TEST(Hybrid, WhatCannotBeCutIsRefusedByName) {
   auto stepped = [&](const std::string& text, auto body) {
     says(text, [&](Strategy& s, Backend& b) {
       GoesOn beyond;
-      Net net;
+      Plain net;
       Task task = classification();
       Module& model = text.find("goes on") != text.npos ? static_cast<Module&>(beyond) : net;
       s.prepare(model, task, {});
@@ -515,7 +552,7 @@ TEST(Hybrid, AllRanksSkipWhatIsNotFinite) {
   for (auto [name, in_slice] : {std::pair{"sgd", false}, {"sgd", true}, {"lars", true}})
     all_well(on_hosts(3, 1, 1, [&, name = name, in_slice = in_slice](Strategy& s, int r) {
       auto backend = reference_backend(1);
-      Net model;
+      Plain model;
       Task task = classification();
       s.prepare(model, task, {});
       FlatParameters flat(model, *backend, 1);
@@ -545,7 +582,7 @@ TEST(Hybrid, WhatRanksMustHaveInCommonIsChecked) {
   auto said = [](int machines, const std::function<void(Strategy&, FlatParameters&, int rank)>& then) {
     return on_hosts(2, machines, 1, [&](Strategy& s, int r) {
       auto backend = reference_backend(1);
-      Net model;
+      Plain model;
       Task task = classification();
       s.prepare(model, task, {});
       FlatParameters flat(model, *backend, std::uint64_t(r));
@@ -612,7 +649,7 @@ TEST(Hybrid, FilesAreThoseOfThePlainModel) {
       require(r > 0 || contents(weights) == contents(torch), "other weights for PyTorch on ", n, " ranks");
       load_weights(plain, part);
       require(part.values.values() == average.values.values(), "the average");
-      Net other;  // a layer of another size is another model
+      Plain other;  // a layer of another size is another model
       FlatParameters others(other, *mine, 4);
       BoundSgd its(others, {.learning_rate = 0.1, .momentum = 0.9});
       EXPECT_REFUSED(load_checkpoint(plain, {others, its}), "another model");

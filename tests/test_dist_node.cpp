@@ -4,19 +4,21 @@
 #include "dist/collectives/in_process.h"
 #include "dist/collectives/node.h"
 #include "tests/ranks.h"
-#include "tests/support.h"
 
 namespace tandem::test {
 namespace {
 
 // per_host ranks on each host; the messages between them are in-process ones.
-template <class Body>
-std::vector<std::string> on_hosts(int ranks, int per_host, const Body& body, double deadline = 30) {
+using Body = std::function<void(Communicator&)>;
+std::vector<std::string> on_hosts(int ranks, int per_host, double deadline, const Body& body) {
   auto bases = in_process(ranks, {.deadline = deadline});
   return ranks_say(ranks, [&](int r) {
     auto c = hierarchy(std::move(bases[r]), r / per_host);
     body(*c);
   });
+}
+std::vector<std::string> on_hosts(int ranks, int per_host, const Body& body) {
+  return on_hosts(ranks, per_host, 30, body);
 }
 
 TEST(CommunicatorNode, AnyMemory) {
@@ -73,8 +75,7 @@ TEST(CommunicatorNode, FractionsHaveTheSameBitsEverywhere) {
 
 TEST(CommunicatorNode, DisagreementIsNamed) {
   expect_disagreement_named(on_hosts(3, 3, disagree));
-  for (const auto& s : on_hosts(2, 2, [](Communicator& c) { c.allocate(c.rank() ? 4096 : 8192); }))
-    EXPECT_TRUE(holds(s, {"different amounts of memory"}));
+  all_say(on_hosts(2, 2, [](Communicator& c) { c.allocate(c.rank() ? 4096 : 8192); }), {"different amounts of memory"});
 }
 
 TEST(CommunicatorNode, WhoLeavesAndWhoStopsIsNamed) {
@@ -86,26 +87,20 @@ TEST(CommunicatorNode, WhoLeavesAndWhoStopsIsNamed) {
   });
   for (int r : {0, 2}) EXPECT_TRUE(holds(said[r], {"rank 1, which has left"}));
   // Rank 2 waits for what nobody sends, and the others for rank 2.
-  said = on_hosts(
-      3, 3,
-      [](Communicator& c) {
-        std::vector<float> x(100000);
-        if (c.rank() == 2) c.recv(0, buffer(x), 5).wait();
-        c.all_reduce(buffer(x)).wait();
-      },
-      1);
-  for (const auto& s : said) EXPECT_TRUE(holds(s, {"rank 2 has ", " for 1 s"}));
+  said = on_hosts(3, 3, 1, [](Communicator& c) {
+    std::vector<float> x(100000);
+    if (c.rank() == 2) c.recv(0, buffer(x), 5).wait();
+    c.all_reduce(buffer(x)).wait();
+  });
+  all_say(said, {"rank 2 has ", " for 1 s"});
 }
 
 TEST(CommunicatorNode, WhoWorksForLongerThanTheDeadlineIsWaitedFor) {
-  all_well(on_hosts(
-      3, 3,
-      [](Communicator& c) {
-        std::vector<float> x(100000);
-        if (c.rank() == 2) std::this_thread::sleep_for(std::chrono::milliseconds(1500));
-        c.all_reduce(buffer(x)).wait();
-      },
-      0.7));
+  all_well(on_hosts(3, 3, 0.7, [](Communicator& c) {
+    std::vector<float> x(100000);
+    if (c.rank() == 2) std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+    c.all_reduce(buffer(x)).wait();
+  }));
 }
 
 TEST(CommunicatorHierarchy, HostsOfSeveralRanks) {

@@ -20,7 +20,6 @@
 #include "dist/server/server.h"
 #include "tests/channel_server.h"
 #include "tests/ranks.h"
-#include "tests/support.h"
 
 namespace tandem::test {
 namespace {
@@ -35,11 +34,16 @@ Variables variables(const Set& set) {
 
 const std::string token = "0123456789abcdef0123";
 std::atomic<int> jobs{0};
-int free_port() {
-  const int fd = socket(AF_INET, SOCK_STREAM, 0);
+sockaddr_in loopback(int port) {
   sockaddr_in a{};
   a.sin_family = AF_INET;
   a.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  a.sin_port = htons(std::uint16_t(port));
+  return a;
+}
+int free_port() {
+  const int fd = socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in a = loopback(0);
   socklen_t length = sizeof a;
   require(bind(fd, reinterpret_cast<sockaddr*>(&a), sizeof a) == 0, "no port");
   getsockname(fd, reinterpret_cast<sockaddr*>(&a), &length);
@@ -50,25 +54,29 @@ int free_port() {
 // Ranks that meet by a file (no port), or on a port with a token.
 struct RendezvousOfRanks {
   int ranks;
-  Set set;
+  Set set = {};
   int port = 0;
   double start = 20;
   std::string job = "test " + std::to_string(getpid()) + " " + std::to_string(jobs++);
   Place place(int rank) const {
-    return {.family = "test",
-            .rank = rank,
-            .size = ranks,
-            .local_rank = rank,
-            .local_size = port ? -1 : ranks,
-            .master = "127.0.0.1",
-            .port = port,
-            .job = job};
+    Place p{.family = "test", .rank = rank, .size = ranks, .local_rank = rank, .master = "127.0.0.1", .port = port};
+    p.local_size = port ? -1 : ranks;
+    p.job = job;
+    return p;
   }
   Deadlines deadlines() const { return {.start = start, .silence = 3, .wait = 10}; }
   // What each rank threw, or "".
   template <class Body>
   std::vector<std::string> run(const Body& body) const {
     return ranks_say(ranks, body);
+  }
+  // The same, where body(rank, rendezvous) follows when all have come.
+  template <class Body>
+  std::vector<std::string> meet(const Body& body) const {
+    return run([&](int rank) {
+      Rendezvous r(place(rank), deadlines(), variables(set));
+      body(rank, r);
+    });
   }
 };
 
@@ -83,16 +91,12 @@ void exchanges(Rendezvous& r) {
 
 TEST(Rendezvous, RanksOfAHostFindEachOtherWithoutBeingTold) {
   for (int n : {2, 5}) {
-    RendezvousOfRanks m{.ranks = n, .set = {}};
-    all_well(m.run([&](int rank) {
-      Rendezvous r(m.place(rank), m.deadlines(), variables(m.set));
-      exchanges(r);
-    }));
+    all_well(RendezvousOfRanks{.ranks = n}.meet([](int, Rendezvous& r) { exchanges(r); }));
   }
 }
 
 TEST(Rendezvous, TheStartOfALocalJobIsSeen) {
-  RendezvousOfRanks m{.ranks = 2, .set = {}};
+  RendezvousOfRanks m{.ranks = 2};
   EXPECT_FALSE(has_begun(m.job));
   std::barrier all(2);
   all_well(m.run([&](int rank) {
@@ -149,13 +153,11 @@ TEST(Rendezvous, WhatIsMissingIsSaid) {
 }
 
 TEST(Rendezvous, DifferentTermsAreNamed) {
-  RendezvousOfRanks m{.ranks = 3, .set = {}};
+  RendezvousOfRanks m{.ranks = 3};
   const auto said = m.run([&](int rank) {
     Rendezvous r(m.place(rank), m.deadlines(), variables(m.set), {.terms = rank == 2 ? "A 1\nB 3\n" : "A 1\nB 2\n"});
   });
-  for (const auto& s : said) {
-    EXPECT_TRUE(holds(s, {"rank 0 on ", " do not fit together: B 2 and B 3"}));
-  }
+  all_say(said, {"rank 0 on ", " do not fit together: B 2 and B 3"});
 }
 
 TEST(Rendezvous, DifferentJobsAndDoublesAreNamed) {
@@ -165,7 +167,7 @@ TEST(Rendezvous, DifferentJobsAndDoublesAreNamed) {
     if (rank == 1) p.size = 3;
     Rendezvous r(p, m.deadlines(), variables(m.set));
   });
-  for (const auto& s : said) EXPECT_TRUE(holds(s, {"rank 1 was started as one of 3 ranks, and rank 0 as one of 2"}));
+  all_say(said, {"rank 1 was started as one of 3 ranks, and rank 0 as one of 2"});
   RendezvousOfRanks twice{.ranks = 3, .set = {{"TANDEM_TOKEN", token}}, .port = free_port(), .start = 5};
   said = twice.run(
       [&](int rank) { Rendezvous r(twice.place(rank == 2 ? 1 : rank), twice.deadlines(), variables(twice.set)); });
@@ -175,11 +177,8 @@ TEST(Rendezvous, DifferentJobsAndDoublesAreNamed) {
 // ---- those who do not belong ----------------------------------------------------------------------------------------
 int visit(int port) {
   const int fd = socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in a{};
-  a.sin_family = AF_INET;
-  a.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  a.sin_port = htons(std::uint16_t(port));
-  if (connect(fd, reinterpret_cast<sockaddr*>(&a), sizeof a) == 0) return fd;
+  const sockaddr_in a = loopback(port);
+  if (connect(fd, reinterpret_cast<const sockaddr*>(&a), sizeof a) == 0) return fd;
   ::close(fd);
   return -1;
 }
@@ -282,9 +281,8 @@ std::string failure_of(const Control& c, double seconds) {
 }
 
 TEST(Control, AFailureReachesEveryRank) {
-  RendezvousOfRanks m{.ranks = 4, .set = {}};
-  const auto said = m.run([&](int rank) {
-    Rendezvous r(m.place(rank), m.deadlines(), variables({}));
+  RendezvousOfRanks m{.ranks = 4};
+  const auto said = m.meet([&](int rank, Rendezvous& r) {
     Control c(r, names(4), m.deadlines());
     if (rank == 2) c.fail(1, "rank 1 on here has done it");
     throw Error(failure_of(c, 5));
@@ -294,9 +292,8 @@ TEST(Control, AFailureReachesEveryRank) {
 
 TEST(Control, AClosedConnectionIsADeath) {
   for (int dead : {0, 2}) {
-    RendezvousOfRanks m{.ranks = 3, .set = {}};
-    const auto said = m.run([&](int rank) {
-      Rendezvous r(m.place(rank), m.deadlines(), variables({}));
+    RendezvousOfRanks m{.ranks = 3};
+    const auto said = m.meet([&](int rank, Rendezvous& r) {
       if (rank == dead) return;  // without a good-bye
       Control c(r, names(3), m.deadlines());
       throw Error(failure_of(c, 5));
@@ -309,9 +306,8 @@ TEST(Control, AClosedConnectionIsADeath) {
 }
 
 TEST(Control, SilenceIsADeath) {
-  RendezvousOfRanks m{.ranks = 3, .set = {}};
-  const auto said = m.run([&](int rank) {
-    Rendezvous r(m.place(rank), m.deadlines(), variables({}));
+  RendezvousOfRanks m{.ranks = 3};
+  const auto said = m.meet([&](int rank, Rendezvous& r) {
     if (rank == 1) {
       sleep(3);
       return;
@@ -323,9 +319,8 @@ TEST(Control, SilenceIsADeath) {
 }
 
 TEST(Control, AGoodByeIsNone) {
-  RendezvousOfRanks m{.ranks = 3, .set = {}};
-  all_well(m.run([&](int rank) {
-    Rendezvous r(m.place(rank), m.deadlines(), variables({}));
+  RendezvousOfRanks m{.ranks = 3};
+  all_well(m.meet([&](int rank, Rendezvous& r) {
     Control c(r, names(3), m.deadlines());
     if (rank == 1) return;
     for (int i = 0; i < 300 && !c.gone(1); i++) usleep(10000);
@@ -345,12 +340,11 @@ void shrink_buffers(int bytes) {
 // Rank 1 reads nothing for a while: the connection is full, in the middle of a heartbeat, when rank 0 has something to
 // say.
 TEST(Control, AFullConnectionLosesNothing) {
-  RendezvousOfRanks m{.ranks = 2, .set = {}};
+  RendezvousOfRanks m{.ranks = 2};
   testing::internal::CaptureStderr();
   std::atomic<int> heard = 0;
   std::barrier all(2);
-  const auto said = m.run([&](int rank) {
-    Rendezvous r(m.place(rank), m.deadlines(), variables({}));
+  const auto said = m.meet([&](int rank, Rendezvous& r) {
     all.arrive_and_wait();
     shrink_buffers(8192);
     all.arrive_and_wait();
@@ -438,10 +432,10 @@ TEST(PortGuard, WhatCannotBeSetIsSaid) {
   EXPECT_EQ(filter_of(four), 2);
   EXPECT_TRUE(six < 0 || accept_only(six, {"10.0.0.1"}) == "it listens by IPv6");
   ::close(four), ::close(six);
-  testing::internal::CaptureStderr();
-  auto ucx = std::make_shared<Ucx>("127.0.0.1");
-  for (int i = 0; i < 2; i++) ucx->accept_only({"127.0.0.1", "fe80::1"});
-  const std::string text = testing::internal::GetCapturedStderr();
+  const std::string text = stderr_of([] {
+    auto ucx = std::make_shared<Ucx>("127.0.0.1");
+    for (int i = 0; i < 2; i++) ucx->accept_only({"127.0.0.1", "fe80::1"});
+  });
   EXPECT_TRUE(holds(text, {"accepts every address, not the ranks' alone (fe80::1 is no IPv4 address)"}));
   EXPECT_EQ(text.find("warning", text.find("warning") + 1), std::string::npos) << text;
 }
@@ -449,7 +443,7 @@ TEST(PortGuard, WhatCannotBeSetIsSaid) {
 // ---- UCX ------------------------------------------------------------------------------------------------------------
 template <class Body>
 std::vector<std::string> over_ucx(int n, const Body& body) {
-  RendezvousOfRanks m{.ranks = n, .set = {}};
+  RendezvousOfRanks m{.ranks = n};
   return m.run([&](int rank) { body(*Connected(m.place(rank), m.deadlines(), variables({})).communicator()); });
 }
 
@@ -575,23 +569,22 @@ TEST(Ucx, WhoLeavesIsNamed) {
 // for whom they wait.
 TEST(Ucx, AStandstillIsAWarning) {
   for (bool node : {false, true}) {
-    testing::internal::CaptureStderr();
-    RendezvousOfRanks m{.ranks = 3, .set = {}};
-    const auto said = m.run([&](int rank) {
-      Deadlines d = m.deadlines();
-      d.patience = 0.8, d.wait = 1.5;
-      auto c = Connected(m.place(rank), d, variables({})).communicator();
-      if (node) c = on_node(std::move(c));
-      std::vector<float> x(100000, 1);
-      if (rank == 1) usleep(2000000);
-      Work work = c->all_reduce(buffer(x));
-      if (rank == 2)  // as a thread does that has several under way
-        while (!work.done()) c->rest();
-      work.wait();
-      c->barrier().wait();
+    RendezvousOfRanks m{.ranks = 3};
+    const std::string text = stderr_of([&] {
+      all_well(m.run([&](int rank) {
+        Deadlines d = m.deadlines();
+        d.patience = 0.8, d.wait = 1.5;
+        auto c = Connected(m.place(rank), d, variables({})).communicator();
+        if (node) c = on_node(std::move(c));
+        std::vector<float> x(100000, 1);
+        if (rank == 1) usleep(2000000);
+        Work work = c->all_reduce(buffer(x));
+        if (rank == 2)  // as a thread does that has several under way
+          while (!work.done()) c->rest();
+        work.wait();
+        c->barrier().wait();
+      }));
     });
-    const std::string text = testing::internal::GetCapturedStderr();
-    all_well(said);
     EXPECT_TRUE(
         holds(text, {"no progress for 0.8 s: rank 1 on here keeps the others waiting; rank 0 on here waits for rank",
                      "rank 2 on here waits for rank 1 in all_reduce #1 (sum of 100000 f32)"}));
@@ -679,33 +672,36 @@ Set with(Set set, const std::string& name, const std::string& value) {
   return set;
 }
 
+struct Channels : testing::Test {
+  Board board;
+};
+
 // The rank's part of a test of channels.
 template <class Body>
-Processes::Body on_channel(const Body& body) {
-  return [=](int rank, const Variables& v) { body(rank, Job({.goes_on = true, .variables = v}).channel()); };
+Processes on_channels(int ranks, const Set& set, const Body& body) {
+  return Processes(ranks, set,
+                   [=](int rank, const Variables& v) { body(rank, Job({.goes_on = true, .variables = v}).channel()); });
 }
 
-TEST(Channels, AServerAddsUpWhatWorkersPush) {
+TEST_F(Channels, AServerAddsUpWhatWorkersPush) {
   for (std::size_t count : {std::size_t(1), std::size_t(1000), std::size_t(300000)}) {
-    Processes p(4, quick, on_channel([&](int, std::unique_ptr<Channel> c) { serve_or_push(*c, count, 20); }));
+    Processes p = on_channels(4, quick, [&](int, std::unique_ptr<Channel> c) { serve_or_push(*c, count, 20); });
     for (std::size_t r = 0; r < 4; r++) EXPECT_EQ(p.said(r), "") << "rank " << r;
   }
 }
 
-TEST(Channels, MessagesToOneselfAndNoRoom) {
-  Processes p(
-      2, quick, on_channel([&](int rank, std::unique_ptr<Channel> c) {
-        std::vector<std::byte> memory(8), sent(8, std::byte{7});
-        int arrived = 0;
-        c->on_message(
-            {.place = [&](int, const MessageHeader& n, std::size_t) { return std::span(memory).first(n[0]); },
-             .arrived = [&](int from, const MessageHeader&, std::span<std::byte>) { arrived += from == rank; }});
-        deliver(*c, rank, {8}, sent);
-        for (int i = 0; i < 1000 && !arrived; i++) c->progress();
-        require(arrived == 1 && memory == sent, "it has not arrived");
-        if (rank == 1) deliver(*c, 0, {4}, sent);
-        for (int i = 0; i < 1000; i++) c->progress(), c->rest();
-      }));
+TEST_F(Channels, MessagesToOneselfAndNoRoom) {
+  Processes p = on_channels(2, quick, [&](int rank, std::unique_ptr<Channel> c) {
+    std::vector<std::byte> memory(8), sent(8, std::byte{7});
+    int arrived = 0;
+    c->on_message({.place = [&](int, const MessageHeader& n, std::size_t) { return std::span(memory).first(n[0]); },
+                   .arrived = [&](int from, const MessageHeader&, std::span<std::byte>) { arrived += from == rank; }});
+    deliver(*c, rank, {8}, sent);
+    for (int i = 0; i < 1000 && !arrived; i++) c->progress();
+    require(arrived == 1 && memory == sent, "it has not arrived");
+    if (rank == 1) deliver(*c, 0, {4}, sent);
+    for (int i = 0; i < 1000; i++) c->progress(), c->rest();
+  });
   for (std::size_t r : {0, 1}) {
     const std::string said = p.said(r);
     EXPECT_TRUE(said.starts_with("rank 1 on ") && said.find("sends 8 bytes where rank 0 on") != std::string::npos &&
@@ -715,25 +711,23 @@ TEST(Channels, MessagesToOneselfAndNoRoom) {
 }
 
 // Kills while messages of all sizes are under way, between all.
-TEST(Channels, AKilledRankIsMissedByAllInOneOrder) {
-  Board board;
-  Processes p(
-      5, quick, on_channel([&](int rank, std::unique_ptr<Channel> c) {
-        std::vector<std::byte> large(300000), room(large.size());
-        std::string told;
-        c->on_message({.place = [&](int, const MessageHeader&, std::size_t n) { return std::span(room).first(n); },
-                       .arrived = [](int, const MessageHeader&, std::span<std::byte>) {},
-                       .lost = [&](int r, const std::string&) { told += std::to_string(r); }});
-        board[rank] = 1;
-        while (told.size() < 2) {
-          for (int to = 0; to < 5; to++)
-            if (c->living()[to]) c->send(to, {}, std::span(large).first(std::size_t(to) * 70000));
-          drain(*c);
-        }
-        board[10 + rank] = std::stoi(told);
-        while (!(board[10] && board[11] && board[13]))
-          if (!c->progress()) c->rest();
-      }));
+TEST_F(Channels, AKilledRankIsMissedByAllInOneOrder) {
+  Processes p = on_channels(5, quick, [&](int rank, std::unique_ptr<Channel> c) {
+    std::vector<std::byte> large(300000), room(large.size());
+    std::string told;
+    c->on_message({.place = [&](int, const MessageHeader&, std::size_t n) { return std::span(room).first(n); },
+                   .arrived = [](int, const MessageHeader&, std::span<std::byte>) {},
+                   .lost = [&](int r, const std::string&) { told += std::to_string(r); }});
+    board[rank] = 1;
+    while (told.size() < 2) {
+      for (int to = 0; to < 5; to++)
+        if (c->living()[to]) c->send(to, {}, std::span(large).first(std::size_t(to) * 70000));
+      drain(*c);
+    }
+    board[10 + rank] = std::stoi(told);
+    while (!(board[10] && board[11] && board[13]))
+      if (!c->progress()) c->rest();
+  });
   Board::until([&] { return board[0] + board[1] + board[2] + board[3] + board[4] == 5; });
   usleep(100000);
   p.signal(2, SIGKILL), p.signal(4, SIGKILL);
@@ -743,13 +737,12 @@ TEST(Channels, AKilledRankIsMissedByAllInOneOrder) {
   EXPECT_EQ(board[13], board[10]);
 }
 
-TEST(Channels, TheDeathOfRankZeroIsEverybodys) {
-  Board board;
-  Processes p(3, quick, on_channel([&](int rank, std::unique_ptr<Channel> c) {
-                Listener l(*c);
-                board[rank] = 1;
-                l.until([] { return false; });
-              }));
+TEST_F(Channels, TheDeathOfRankZeroIsEverybodys) {
+  Processes p = on_channels(3, quick, [&](int rank, std::unique_ptr<Channel> c) {
+    Listener l(*c);
+    board[rank] = 1;
+    l.until([] { return false; });
+  });
   Board::until([&] { return board[0] + board[1] + board[2] == 3; });
   p.signal(0, SIGKILL);
   for (std::size_t r : {1, 2}) {
@@ -758,41 +751,38 @@ TEST(Channels, TheDeathOfRankZeroIsEverybodys) {
   }
 }
 
-TEST(Channels, WhoEndsWellIsNotLostAndWhoFailsIs) {
-  Board board;
-  Processes p(4, quick, on_channel([&](int rank, std::unique_ptr<Channel> c) {
-                Listener l(*c);
-                board[rank] = 1;
-                Board::until([&] { return board[0] + board[1] + board[2] + board[3] == 4; });
-                if (rank == 3) return;
-                if (rank == 2) throw Error("a full disk");
-                l.until([&] { return l.lost.size() == 1; });
-                board[10 + rank] = l.told.ends_with(" has left with an error; ") ? 2 : 1;
-                l.until([&] { return board[10] && board[11]; });
-                require(c->living() == std::vector<bool>{true, true, false, true}, "others live");
-              }));
+TEST_F(Channels, WhoEndsWellIsNotLostAndWhoFailsIs) {
+  Processes p = on_channels(4, quick, [&](int rank, std::unique_ptr<Channel> c) {
+    Listener l(*c);
+    board[rank] = 1;
+    Board::until([&] { return board[0] + board[1] + board[2] + board[3] == 4; });
+    if (rank == 3) return;
+    if (rank == 2) throw Error("a full disk");
+    l.until([&] { return l.lost.size() == 1; });
+    board[10 + rank] = l.told.ends_with(" has left with an error; ") ? 2 : 1;
+    l.until([&] { return board[10] && board[11]; });
+    require(c->living() == std::vector<bool>{true, true, false, true}, "others live");
+  });
   for (std::size_t r : {0, 1, 3}) EXPECT_EQ(p.said(r), "") << "rank " << r;
   EXPECT_EQ(p.said(2), "a full disk");
   EXPECT_EQ(board[10], 2);
   EXPECT_EQ(board[11], 2);
 }
 
-TEST(Channels, WhoWakesUpAfterItWasGivenUpEndsAndDisturbsNobody) {
-  Board board;
-  Processes p(
-      4, quick, on_channel([&](int rank, std::unique_ptr<Channel> c) {
-        std::vector<std::byte> large(1 << 20), room(large.size());
-        std::string told;
-        c->on_message({.place = [&](int, const MessageHeader&, std::size_t n) { return std::span(room).first(n); },
-                       .arrived = [](int, const MessageHeader&, std::span<std::byte>) {},
-                       .lost = [&](int, const std::string& why) { told = why; }});
-        board[rank] = 1;
-        while (!board[20]) {
-          for (int to = 0; to < 4; to++) c->send(to, {}, large);
-          drain(*c);
-          if (!told.empty()) board[10 + rank] = told.find("has said nothing for 2 s") != std::string::npos ? 2 : 1;
-        }
-      }));
+TEST_F(Channels, WhoWakesUpAfterItWasGivenUpEndsAndDisturbsNobody) {
+  Processes p = on_channels(4, quick, [&](int rank, std::unique_ptr<Channel> c) {
+    std::vector<std::byte> large(1 << 20), room(large.size());
+    std::string told;
+    c->on_message({.place = [&](int, const MessageHeader&, std::size_t n) { return std::span(room).first(n); },
+                   .arrived = [](int, const MessageHeader&, std::span<std::byte>) {},
+                   .lost = [&](int, const std::string& why) { told = why; }});
+    board[rank] = 1;
+    while (!board[20]) {
+      for (int to = 0; to < 4; to++) c->send(to, {}, large);
+      drain(*c);
+      if (!told.empty()) board[10 + rank] = told.find("has said nothing for 2 s") != std::string::npos ? 2 : 1;
+    }
+  });
   Board::until([&] { return board[0] + board[1] + board[2] + board[3] == 4; });
   usleep(200000);
   p.signal(2, SIGSTOP);
@@ -808,8 +798,7 @@ TEST(Channels, WhoWakesUpAfterItWasGivenUpEndsAndDisturbsNobody) {
 
 // The owner of shard 2 stops itself before it writes its answer to rank 1's fourth push, is given up, and goes on when
 // rank 1 has the answer of the successor.
-TEST(Channels, AStoppedOwnerThatWakesUpWritesNowhere) {
-  Board board;
+TEST_F(Channels, AStoppedOwnerThatWakesUpWritesNowhere) {
   constexpr std::int64_t count = 4 * 1024;
   Processes p(3, quick, [&](int rank, const Variables& v) {
     std::vector<float> w(count), none(64), gradient(count, 1.f);
@@ -846,70 +835,67 @@ TEST(Channels, AStoppedOwnerThatWakesUpWritesNowhere) {
   for (std::size_t r : {0, 1}) EXPECT_EQ(p.said(r), "") << "rank " << r;
 }
 
-TEST(Channels, MemoryOfAHostIsSharedAndOutlivesWhoSharedIt) {
-  Board board;
-  Processes p(2, quick, on_channel([&](int rank, std::unique_ptr<Channel> c) {
-                const auto block = c->share(5 << 20);
-                int* const mine = static_cast<int*>(block.get());
-                Listener l(*c);
-                if (rank == 1) {
-                  mine[1] = 7;
-                  l.until([&] { return !l.headers[0].empty(); });
-                  deliver(*c, 0, {1}, std::as_bytes(std::span(mine, 5 << 18)));
-                  require(c->bytes_sent() == 0, c->bytes_sent(), " bytes were sent");
-                  l.until([&] { return mine[2] == 8; });
-                  board[0] = 1;
-                  l.until([] { return false; });
-                }
-                deliver(*c, 1, {0});
-                l.until([&] { return l.headers[1].size() == 1; });
-                require(l.shared.size() == 5 << 20, "a block of ", l.shared.size());
-                reinterpret_cast<int*>(l.shared.data())[2] = 8;
-                l.until([&] { return l.lost.count(1) > 0; });
-                require(reinterpret_cast<int*>(l.shared.data())[1] == 7, "what rank 1 wrote is gone");
-              }));
+TEST_F(Channels, MemoryOfAHostIsSharedAndOutlivesWhoSharedIt) {
+  Processes p = on_channels(2, quick, [&](int rank, std::unique_ptr<Channel> c) {
+    const auto block = c->share(5 << 20);
+    int* const mine = static_cast<int*>(block.get());
+    Listener l(*c);
+    if (rank == 1) {
+      mine[1] = 7;
+      l.until([&] { return !l.headers[0].empty(); });
+      deliver(*c, 0, {1}, std::as_bytes(std::span(mine, 5 << 18)));
+      require(c->bytes_sent() == 0, c->bytes_sent(), " bytes were sent");
+      l.until([&] { return mine[2] == 8; });
+      board[0] = 1;
+      l.until([] { return false; });
+    }
+    deliver(*c, 1, {0});
+    l.until([&] { return l.headers[1].size() == 1; });
+    require(l.shared.size() == 5 << 20, "a block of ", l.shared.size());
+    reinterpret_cast<int*>(l.shared.data())[2] = 8;
+    l.until([&] { return l.lost.count(1) > 0; });
+    require(reinterpret_cast<int*>(l.shared.data())[1] == 7, "what rank 1 wrote is gone");
+  });
   Board::until([&] { return board[0] == 1; });
   p.signal(1, SIGKILL);
   EXPECT_EQ(p.said(0), "");
 }
 
 // ---- and back again -------------------------------------------------------------------------------------------------
-TEST(Channels, AKilledRankComesBackTwice) {
-  Board board;
-  Processes p(
-      4, quick, on_channel([&](int rank, std::unique_ptr<Channel> c) {
-        if (c->incarnation()) require(rank == 2 && c->living()[2], "rank ", rank, " has come back");
-        board[20] = int(c->incarnation());
-        auto block = c->share(64);
-        auto* const mine = static_cast<std::uint64_t*>(block.get());
-        mine[0] = c->incarnation();
-        Listener l(*c);
-        board[rank] = 1;
-        if (rank == 2) {
-          // A rank that has no block of its own receives bytes, not their place.
-          l.until([&] { return board[0] && board[1] && board[3]; });
-          // To all, and an answer of all: of this incarnation.
-          for (int to : {0, 1, 3}) deliver(*c, to, {c->incarnation()}, std::as_bytes(std::span(mine, 8)));
-          l.until([&] { return !l.headers[0].empty() && !l.headers[1].empty() && !l.headers[3].empty(); });
-          for (auto& [from, headers] : l.headers)
-            require(headers == std::vector<std::uint64_t>{c->incarnation()}, "rank ", from, " says ", headers[0]);
-          require(l.told.empty(), "who came back was told ", l.told);
-          board[30] = int(c->incarnation()) + 1;
-          if (c->incarnation() < 2) l.until([] { return false; });
-          for (int to : {0, 1, 3}) deliver(*c, to, {99});
-          return;
-        }
-        for (std::uint64_t k = 0; k < 3; k++) {
-          l.until([&] { return l.headers[2].size() == k + 1; });
-          require(l.headers[2].back() == k, "rank 2 says ", l.headers[2].back(), " as incarnation ", k);
-          require(l.shared.size() == 64 && reinterpret_cast<std::uint64_t*>(l.shared.data())[0] == k,
-                  "of another incarnation");
-          deliver(*c, 2, {k});
-        }
-        l.until([&] { return l.headers[2].back() == 99; });
-        require(l.told.ends_with("rank 2 is back as 2; ") && l.told.find("rank 2 is back as 1; ") != std::string::npos,
-                l.told);
-      }));
+TEST_F(Channels, AKilledRankComesBackTwice) {
+  Processes p = on_channels(4, quick, [&](int rank, std::unique_ptr<Channel> c) {
+    if (c->incarnation()) require(rank == 2 && c->living()[2], "rank ", rank, " has come back");
+    board[20] = int(c->incarnation());
+    auto block = c->share(64);
+    auto* const mine = static_cast<std::uint64_t*>(block.get());
+    mine[0] = c->incarnation();
+    Listener l(*c);
+    board[rank] = 1;
+    if (rank == 2) {
+      // A rank that has no block of its own receives bytes, not their place.
+      l.until([&] { return board[0] && board[1] && board[3]; });
+      // To all, and an answer of all: of this incarnation.
+      for (int to : {0, 1, 3}) deliver(*c, to, {c->incarnation()}, std::as_bytes(std::span(mine, 8)));
+      l.until([&] { return !l.headers[0].empty() && !l.headers[1].empty() && !l.headers[3].empty(); });
+      for (auto& [from, headers] : l.headers)
+        require(headers == std::vector<std::uint64_t>{c->incarnation()}, "rank ", from, " says ", headers[0]);
+      require(l.told.empty(), "who came back was told ", l.told);
+      board[30] = int(c->incarnation()) + 1;
+      if (c->incarnation() < 2) l.until([] { return false; });
+      for (int to : {0, 1, 3}) deliver(*c, to, {99});
+      return;
+    }
+    for (std::uint64_t k = 0; k < 3; k++) {
+      l.until([&] { return l.headers[2].size() == k + 1; });
+      require(l.headers[2].back() == k, "rank 2 says ", l.headers[2].back(), " as incarnation ", k);
+      require(l.shared.size() == 64 && reinterpret_cast<std::uint64_t*>(l.shared.data())[0] == k,
+              "of another incarnation");
+      deliver(*c, 2, {k});
+    }
+    l.until([&] { return l.headers[2].back() == 99; });
+    require(l.told.ends_with("rank 2 is back as 2; ") && l.told.find("rank 2 is back as 1; ") != std::string::npos,
+            l.told);
+  });
   for (int k = 1; k < 3; k++) {
     Board::until([&] { return board[30] == k; });
     p.signal(k == 1 ? 2 : 4, SIGKILL);
@@ -941,17 +927,16 @@ TEST(PortGuard, WhoComesBackHearsTheRanksAlone) {
   EXPECT_EQ(p.said(p.start(2, {{"TANDEM_INCARNATION", "1"}})), "");
 }
 
-TEST(Channels, WhoIsNotLostOrDoesNotFitDoesNotComeBack) {
-  Board board;
-  Processes p(3, with(quick, "TANDEM_START_TIMEOUT", "1.5"), on_channel([&](int rank, std::unique_ptr<Channel> c) {
-                Listener l(*c);
-                board[rank]++;
-                if (rank == 2) {
-                  l.until([&] { return board[20] == 1; });
-                  throw Error("a full disk");
-                }
-                l.until([&] { return board[21] == 1; });
-              }));
+TEST_F(Channels, WhoIsNotLostOrDoesNotFitDoesNotComeBack) {
+  Processes p = on_channels(3, with(quick, "TANDEM_START_TIMEOUT", "1.5"), [&](int rank, std::unique_ptr<Channel> c) {
+    Listener l(*c);
+    board[rank]++;
+    if (rank == 2) {
+      l.until([&] { return board[20] == 1; });
+      throw Error("a full disk");
+    }
+    l.until([&] { return board[21] == 1; });
+  });
   Board::until([&] { return board[0] + board[1] + board[2] == 3; });
   const auto said = [&](int rank, const Set& more) { return p.said(p.start(rank, more)); };
   EXPECT_TRUE(holds(said(2, {{"TANDEM_INCARNATION", "1"}}), {"has not been given up"}));

@@ -8,8 +8,6 @@
 namespace tandem::test {
 namespace {
 
-using Numbers = std::vector<double>;
-
 struct AllKinds : Module {  // of every kind, between replicated ones
   explicit AllKinds(Slice slice, bool frozen = false) {
     const Shape matrix{7, 5}, filters{7, 3, 3, 4};
@@ -30,8 +28,8 @@ struct AllKinds : Module {  // of every kind, between replicated ones
   Variable forward(const Variable& x) override { return x; }
 };
 
-TEST(Ranges, SlicesTogetherBeginAsThePlainLayer) {
-  auto backend = reference_backend(1);
+using Ranges = OnReference;
+TEST_F(Ranges, SlicesTogetherBeginAsThePlainLayer) {
   AllKinds plain({});
   FlatParameters all(plain, *backend, 7);
   for (int n : {2, 3, 7}) {
@@ -59,8 +57,7 @@ TEST(Ranges, SlicesTogetherBeginAsThePlainLayer) {
   EXPECT_EQ(again.values.values(), moved.values.values());
 }
 
-TEST(Ranges, EachOwnerHasOneRange) {
-  auto backend = reference_backend(1);
+TEST_F(Ranges, EachOwnerHasOneRange) {
   AllKinds plain({});
   FlatParameters all(plain, *backend, 7);
   EXPECT_EQ(all.all(OwnerClass::replicated).end, all.numel());
@@ -111,8 +108,7 @@ TEST(Ranges, EachOwnerHasOneRange) {
     EXPECT_TRUE(r.end <= partly.all(OwnerClass::slice).begin || r.begin >= partly.all(OwnerClass::slice).begin);
 }
 
-TEST(Ranges, WhatCannotBeCutIsRefused) {
-  auto backend = reference_backend(1);
+TEST_F(Ranges, WhatCannotBeCutIsRefused) {
   AllKinds many({7, 8}), wrong({3, 3});
   EXPECT_REFUSED(FlatParameters(many, *backend, 1), "slice 7 of 8", "as it has rows");
   EXPECT_REFUSED(FlatParameters(wrong, *backend, 1), "slice 3 of 3");
@@ -131,17 +127,17 @@ TEST(Ranges, WhatCannotBeCutIsRefused) {
 }
 
 // Two ranks with the same slice, of two; one that is cut beside one that is not; steps of their own.
-TEST(Ranges, RanksWhoseSlicesDoNotFitAreRefused) {
+TEST_F(Ranges, RanksWhoseSlicesDoNotFitAreRefused) {
   auto fails = [](const std::function<Slice(int rank)>& slice, const std::string& why, const MakeStrategy& make) {
-    for (const Ended& run : on_ranks(2, make, [&](Strategy&s, Ended&) {
-           auto backend = reference_backend(1);
-           AllKinds model(slice(s.rank()));
-           FlatParameters flat(model, *backend, std::uint64_t(s.rank()));
-           BoundSgd sgd(flat, {.learning_rate = 0.1});
-           s.begin(flat, sgd);
-           s.end();
-         }))
-      EXPECT_TRUE(holds(run.said, {why}));
+    const auto body = [&](Strategy& s, Ended&) {
+      auto own = reference_backend(1);
+      AllKinds model(slice(s.rank()));
+      FlatParameters flat(model, *own, std::uint64_t(s.rank()));
+      BoundSgd sgd(flat, {.learning_rate = 0.1});
+      s.begin(flat, sgd);
+      s.end();
+    };
+    all_say(on_ranks(2, make, body), {why});
   };
   auto usual = [](auto ranks) { return all_reduce(std::move(ranks), {.bucket_bytes = 8192}); };
   auto one_each = [](int r) { return Slice{r, 2}; };

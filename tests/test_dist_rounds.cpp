@@ -36,8 +36,6 @@ MakeOptimizer sgd(const SGDOptions& options) {
 std::unique_ptr<Optimizer> adamw() { return std::make_unique<AdamW>(AdamWOptions{.learning_rate = 0.01}); }
 
 // ---- by hand --------------------------------------------------------------------------------------------------------
-using Numbers = std::vector<double>;
-
 // K models, each with an optimizer of its own, and a share of every batch.
 template <class Model>
 struct Machines {
@@ -266,8 +264,8 @@ TEST(LocalSgd, PostLocalSgdBeginsWithTheFirstDecay) {
     EXPECT_GT(furthest(got, by_hand(o, from + 2)), 1e-9) << from;
   }
   // A loop that says nothing of its rates is told so.
-  for (const Ended& run : on_ranks(2, "post-local-sgd:4", [](Strategy&s, Ended&run) { train<Plain>(s, run, {}); }))
-    EXPECT_TRUE(holds(run.said, {"call begin_epoch()"}));
+  all_say(on_ranks(2, "post-local-sgd:4", [](Strategy& s, Ended& run) { train<Plain>(s, run, {}); }),
+          {"call begin_epoch()"});
 }
 
 TEST(LocalSgd, AResumedRunKnowsWhetherTheRateHasDecayed) {
@@ -428,8 +426,7 @@ TEST(LocalSgd, TheSimulatorComputesTheSame) {
       Loader share(data.train, {.batch_per_rank = 8, .seed = 5, .prefetch = 0}, *own);
       Plain model;
       SGD sgd(given);
-      RunConfig o = quiet(epochs);
-      o.schedule = "step:1:0.1";
+      const RunConfig o{.epochs = epochs, .schedule = "step:1:0.1", .progress = false};
       fit(model, cross_entropy_loss(), sgd, *own, {share, nullptr, nullptr}, o, &s);
       run.weights = parameter_values(model);
     });
@@ -445,9 +442,7 @@ TEST(LocalSgd, FitEndsWithTheSameOnEveryRank) {
     for (double ema : {0.0, 0.9})
       for (int n : {2, 3})
         same_bits(on_ranks(n, strategy, [&](Strategy& s, Ended& run) {
-          RunConfig o = quiet(3);
-          o.ema = ema;
-          fit_on(s, run, o);
+          fit_on(s, run, {.epochs = 3, .progress = false, .ema = ema});
         }));
 }
 
@@ -460,8 +455,7 @@ TEST(Outer, ARunGoesOnBitForBit) {
       Loader train(data.train, {.batch = 24, .seed = 2, .prefetch = 0}, *backend);
       Plain model;
       SGD sgd({.learning_rate = 0.05});
-      RunConfig o = quiet(epochs);
-      o.checkpoint = checkpoint, o.resume = resume;
+      const RunConfig o{.epochs = epochs, .progress = false, .checkpoint = checkpoint, .resume = resume};
       fit(model, cross_entropy_loss(), sgd, *backend, {train, nullptr, nullptr}, o, &s);
       run.weights = parameter_values(model);
     });
@@ -550,19 +544,14 @@ TEST(LocalSgd, FewerBytesTravel) {
 }
 
 TEST(LocalSgd, WhatDoesNotFitIsRefused) {
-  for (const Ended& run : on_ranks(2, "local-sgd:4", [](Strategy&s, Ended&run) {
-         RunConfig o = quiet(1);
-         o.sync_batch_norm = true;
-         fit_on(s, run, o);
-       }))
-    EXPECT_TRUE(holds(run.said, {"--sync-bn with local-sgd:4"}));
-  for (const Ended& run : on_ranks(2, "local-sgd:4", [](Strategy&s, Ended&run) {
-         if (s.rank() == 0)
-           train<Plain>(s, run, {});
-         else
-           train<Odd>(s, run, {});
-       }))
-    EXPECT_TRUE(holds(run.said, {"do not train the same model"}));
+  const auto synchronous = [](Strategy& s, Ended& run) {
+    fit_on(s, run, {.progress = false, .sync_batch_norm = true});
+  };
+  all_say(on_ranks(2, "local-sgd:4", synchronous), {"--sync-bn with local-sgd:4"});
+  const auto different = [](Strategy& s, Ended& run) {
+    s.rank() == 0 ? train<Plain>(s, run, {}) : train<Odd>(s, run, {});
+  };
+  all_say(on_ranks(2, "local-sgd:4", different), {"do not train the same model"});
 }
 
 TEST(LocalSgd, NamesAreRead) {
@@ -635,12 +624,7 @@ TEST(LocalSgd, ARankThatDiesStopsTheOthers) {
       Outcome outcome;
       const auto runs = on_ranks(3, strategy, [](Strategy& s, Ended& run) { train<Odd>(s, run, {.steps = 30}); }, {},
                                  {.deadline = 30, .fault = {Fault::Kind::killed, at}, .outcome = &outcome});
-      ASSERT_GE(outcome.faulty, 0);
-      for (std::size_t r = 0; r < runs.size(); r++) {
-        EXPECT_NE(runs[r].said, "") << "rank " << r;
-        if (int(r) == outcome.faulty) continue;
-        EXPECT_TRUE(holds(runs[r].said, {"rank " + std::to_string(outcome.faulty) + ", which has left"}));
-      }
+      all_name(runs, outcome.faulty);
     }
 }
 
@@ -650,15 +634,11 @@ TEST(LocalSgd, WhatIsLeftOfARunGoesOnWhereItWas) {
     for (std::int64_t at = 300; at < 360; at += 15) {  // in exchanges, and in what follows an epoch
       TemporaryFolder folder;
       Outcome outcome;
-      const std::string said = stderr_of([&] {
-        on_ranks(3, strategy,
-                 [&](Strategy& s, Ended& run) {
-                   RunConfig o = quiet(1000);
-                   o.checkpoint = folder.file("run");
-                   fit_on(s, run, o);
-                 },
-                 {}, {.deadline = 30, .fault = {Fault::Kind::killed, at}, .outcome = &outcome});
-      });
+      const InProcessOptions wire{.deadline = 30, .fault = {Fault::Kind::killed, at}, .outcome = &outcome};
+      const auto body = [&](Strategy& s, Ended& run) {
+        fit_on(s, run, {.epochs = 1000, .progress = false, .checkpoint = folder.file("run")});
+      };
+      const std::string said = stderr_of([&] { on_ranks(3, strategy, body, {}, wire); });
       EXPECT_TRUE(holds(said, {"rank " + std::to_string(outcome.faulty == 0 ? 1 : 0) + " has written"}));
       const std::string file = folder.file("run/last.safetensors");
       auto backend = reference_backend(1);

@@ -8,12 +8,7 @@ namespace {
 
 constexpr std::int64_t n = 256;
 
-std::vector<double> drawn(std::uint32_t what) {
-  std::vector<double> v(n);
-  const Philox random(7, Stream::test, 0, what);
-  for (std::int64_t i = 0; i < n; i++) v[i] = double(uniform(random.word(std::uint32_t(i)))) - 0.5;
-  return v;
-}
+Numbers drawn(std::uint32_t what) { return numbers(std::to_string(what), n, -0.5, 0.5); }
 
 // Who pulls and who pushes, in this order: with three workers delays of 0 to 4.
 struct Event {

@@ -5,7 +5,6 @@
 #include <limits>
 #include <numeric>
 
-#include "core/random.h"
 #include "dist/collectives/in_process.h"
 #include "dist/server/rules.h"
 #include "dist/server/server.h"
@@ -13,7 +12,6 @@
 #include "dist/server/shard_server.h"
 #include "dist/server/worker.h"
 #include "tests/ranks.h"
-#include "tests/support.h"
 #include "tests/support_channels.h"
 
 namespace tandem::test {
@@ -21,12 +19,7 @@ namespace {
 
 constexpr std::int64_t n = 5 * 1024 + 128;  // shards of different lengths
 
-std::vector<double> drawn(std::uint32_t what) {
-  std::vector<double> v(n);
-  const Philox random(11, Stream::test, 0, what);
-  for (std::int64_t i = 0; i < n; i++) v[i] = double(uniform(random.word(std::uint32_t(i)))) - 0.5;
-  return v;
-}
+Numbers drawn(std::uint32_t what) { return numbers(std::to_string(what), n, -0.5, 0.5); }
 
 template <class T>
 std::int64_t total(const std::vector<T>& counts) {
@@ -48,8 +41,6 @@ struct Serving {
   std::int64_t leases = 40;
   ChannelFaults faults = {};
 };
-
-Buffer whole(Tensor& t) { return {t.raw_write(), t.numel(), t.dtype()}; }
 
 // One rank of a server, with its vectors in host memory.
 struct Rank {
@@ -84,8 +75,8 @@ struct Rank {
   ServerNode node;
 };
 // body(rank, r) in a thread for each rank; what each threw, or "".
-template <class Body>
-std::vector<std::string> on_server(int ranks, const Body& body, const ChannelFaults& faults = {}) {
+using Body = std::function<void(Rank&, int r)>;
+std::vector<std::string> on_server(int ranks, const ChannelFaults& faults, const Body& body) {
   auto channels = in_process_channels(ranks, faults);
   return ranks_say(ranks, [&](int r) {
     Rank rank(std::move(channels[r]));
@@ -93,26 +84,31 @@ std::vector<std::string> on_server(int ranks, const Body& body, const ChannelFau
     rank.node.gather("");
   });
 }
+std::vector<std::string> on_server(int ranks, const Body& body) { return on_server(ranks, {}, body); }
 
-// step(rank, member, lease, gradient, weights) fills in the gradient of every lease, in a thread for each of `ranks`.
-template <class Step>
-std::vector<Ended> serve(int ranks, Serving how, const Step& step) {
+// A lease, by its number, in the hand of a rank that fills in its gradient.
+struct Turn {
+  int rank;
+  ServerNode& node;
+  std::int64_t number;
+  Tensor &gradient, &weights;
+};
+
+// step() fills in the gradient of every lease, in a thread for each of `ranks`.
+std::vector<Ended> serve(int ranks, Serving how, const std::function<void(const Turn&)>& step) {
   if (!how.how.empty()) how.options.how = Asynchrony::parse(how.how);
   if (!how.options.learning_rate) how.options.learning_rate = [](std::int64_t) { return double(0.1f); };
   std::vector<Ended> ends(static_cast<std::size_t>(ranks));
-  const auto said = on_server(
-      ranks,
-      [&](Rank& rank, int r) {
-        rank.weights = Tensor::of(*rank.backend, {n}, drawn(r == 0 ? 0 : 77), how.dtype);
-        rank.buffers = Tensor::of(*rank.backend, {40}, std::vector<double>(40, 1.0), how.dtype);
-        auto memory = rank.node.memory(n * size_of(how.dtype));
-        rank.gradient = Tensor::wrap(*rank.backend, memory.get(), {n}, how.dtype, memory);
-        rank.begin(how.options, {0, how.leases, how.most});
-        rank.train([&](std::int64_t lease) { step(r, rank.node, lease, rank.gradient, rank.weights); }, {1, 2, 16});
-        rank.node.gather("");
-        ends[r] = {rank.weights.values(), rank.buffers.values(), rank.node.counts(), rank.node.events(), ""};
-      },
-      how.faults);
+  const auto said = on_server(ranks, how.faults, [&](Rank& rank, int r) {
+    rank.weights = Tensor::of(*rank.backend, {n}, drawn(r == 0 ? 0 : 77), how.dtype);
+    rank.buffers = Tensor::of(*rank.backend, {40}, std::vector<double>(40, 1.0), how.dtype);
+    auto memory = rank.node.memory(n * size_of(how.dtype));
+    rank.gradient = Tensor::wrap(*rank.backend, memory.get(), {n}, how.dtype, memory);
+    rank.begin(how.options, {0, how.leases, how.most});
+    rank.train([&](std::int64_t lease) { step({r, rank.node, lease, rank.gradient, rank.weights}); }, {1, 2, 16});
+    rank.node.gather("");
+    ends[r] = {rank.weights.values(), rank.buffers.values(), rank.node.counts(), rank.node.events(), ""};
+  });
   for (std::size_t r = 0; r < ends.size(); r++) ends[r].said = said[r];
   return ends;
 }
@@ -125,13 +121,12 @@ void all_well(const std::vector<Ended>& ends) {
 }
 
 // Gradients of a bowl, w − centre, another centre for every lease.
-void bowl(Tensor& g, const Tensor& w, std::int64_t lease) {
-  const std::vector<double> at = w.values(), centre = drawn(std::uint32_t(100 + lease));
-  std::vector<double> v(n);
-  for (std::size_t i = 0; i < v.size(); i++) v[i] = at[i] - centre[i];
-  g.copy_from(Tensor::of(g.backend(), {n}, v, g.dtype()));
+void bowl(const Turn& t) {
+  Numbers v = t.weights.values();
+  const Numbers centre = drawn(std::uint32_t(100 + t.number));
+  for (std::size_t i = 0; i < v.size(); i++) v[i] -= centre[i];
+  t.gradient.copy_from(Tensor::of(t.gradient.backend(), {n}, v, t.gradient.dtype()));
 }
-void bowls(int, ServerNode&, std::int64_t lease, Tensor& gradient, Tensor& weights) { bowl(gradient, weights, lease); }
 
 TEST(Server, CutsAreEven) {
   EXPECT_EQ(shard_cuts(n, 1), (std::vector<std::int64_t>{0, n}));
@@ -152,11 +147,9 @@ TEST(Server, BspIsTheMeanOfAllInOneStep) {
     }
     for (bool shared : {true, false}) {
       const auto ends = serve(
-          ranks, {.how = "bsp", .dtype = DType::f64, .leases = 20 * ranks, .faults = {.shared_memory = shared}}, bowls);
+          ranks, {.how = "bsp", .dtype = DType::f64, .leases = 20 * ranks, .faults = {.shared_memory = shared}}, bowl);
       all_well(ends);
-      double most = 0;
-      for (std::size_t i = 0; i < w.size(); i++) most = std::max(most, std::abs(ends[0].weights[i] - w[i]));
-      EXPECT_LT(most, 1e-12) << ranks << " ranks";
+      EXPECT_LT(largest_gap(ends[0].weights, w), 1e-12) << ranks << " ranks";
       EXPECT_EQ(ends[0].counts.shard.version, 20u);
       EXPECT_EQ(ends[0].counts.shard.samples, 20 * 16 * ranks);
     }
@@ -188,19 +181,15 @@ TEST(Server, AQuorumOfAllIsTheSynchronousOuterStep) {
                     .options = {.learning_rate = [&](std::int64_t) { return gamma; }},
                     .dtype = DType::f64,
                     .leases = (steps + 4) * ranks},
-                   [&](int r, ServerNode&, std::int64_t, Tensor& gradient, Tensor& weights) {
-                     const int step = made[r]++;
-                     std::vector<double> at = weights.values(), g(n);
-                     if (step == steps) then[r] = at;
-                     const std::vector<double> centre = drawn(std::uint32_t(100 + r));
-                     for (std::size_t i = 0; i < g.size(); i++) g[i] = delta(r, step, at, i, centre);
-                     gradient.copy_from(Tensor::of(gradient.backend(), {n}, g, gradient.dtype()));
+                   [&](const Turn& t) {
+                     const int step = made[t.rank]++;
+                     std::vector<double> at = t.weights.values(), g(n);
+                     if (step == steps) then[t.rank] = at;
+                     const std::vector<double> centre = drawn(std::uint32_t(100 + t.rank));
+                     for (std::size_t i = 0; i < g.size(); i++) g[i] = delta(t.rank, step, at, i, centre);
+                     t.gradient.copy_from(Tensor::of(t.gradient.backend(), {n}, g, t.gradient.dtype()));
                    }));
-    for (int r = 0; r < ranks; r++) {
-      double most = then[r].empty() ? 1 : 0;
-      for (std::size_t i = 0; i < then[r].size(); i++) most = std::max(most, std::abs(then[r][i] - w[i]));
-      EXPECT_LT(most, 1e-12) << ranks << " ranks, rank " << r;
-    }
+    for (int r = 0; r < ranks; r++) EXPECT_LT(largest_gap(then[r], w), 1e-12) << ranks << " ranks, rank " << r;
   }
 }
 
@@ -211,9 +200,9 @@ TEST(Server, AQuorumGoesOnWithoutAStoppedWorker) {
     int meanwhile = 0;
     bool stopped = false;
     const auto ends = serve(3, {.how = "quorum:2,grace=0.01+asgd", .leases = 150, .faults = {.shared_memory = shared}},
-                            [&](int rank, ServerNode&, std::int64_t, Tensor& gradient, Tensor&) {
-                              gradient.fill(0);
-                              if (rank != 2) return void(others++);
+                            [&](const Turn& t) {
+                              t.gradient.fill(0);
+                              if (t.rank != 2) return void(others++);
                               if (std::exchange(stopped, true)) return;
                               const int before = others;
                               for (int ms = 0; ms < 10000 && others < before + 60; ms++)
@@ -230,19 +219,18 @@ TEST(Server, AQuorumGoesOnWithoutAStoppedWorker) {
 // Both wait for each other in every step, and one is four times as slow: it stays at a quarter of the batches.
 TEST(Server, WaitingForAQuorumIsNoSlowness) {
   std::vector<std::int64_t> counts;
-  all_well(serve(2, {.how = "quorum:2,grace=30+asgd", .most = 16, .leases = 1000},
-                 [&](int rank, ServerNode& node, std::int64_t, Tensor& gradient, Tensor&) {
-                   gradient.fill(0);
-                   std::this_thread::sleep_for(std::chrono::milliseconds(node.lease_count() * (rank == 1 ? 4 : 1)));
-                   if (rank == 1) counts.push_back(node.lease_count());
-                 }));
+  all_well(serve(2, {.how = "quorum:2,grace=30+asgd", .most = 16, .leases = 1000}, [&](const Turn& t) {
+    t.gradient.fill(0);
+    std::this_thread::sleep_for(std::chrono::milliseconds(t.node.lease_count() * (t.rank == 1 ? 4 : 1)));
+    if (t.rank == 1) counts.push_back(t.node.lease_count());
+  }));
   ASSERT_GT(counts.size(), 20u);
   EXPECT_GE(*std::max_element(counts.end() - 8, counts.end()), 3);
   EXPECT_LE(*std::min_element(counts.end() - 8, counts.end()), 6);
 }
 
 TEST(Server, UnderAQuorumStatisticsAreAveragedInAsTheyCome) {
-  const auto ends = serve(3, {.how = "quorum:2,grace=5+asgd", .options = {.servers = 1}}, bowls);
+  const auto ends = serve(3, {.how = "quorum:2,grace=5+asgd", .options = {.servers = 1}}, bowl);
   all_well(ends);
   EXPECT_EQ(ends[0].counts.shard.version, 40u) << "rank 0 serves them alone";
   EXPECT_LT(ends[2].counts.shard.version, 30u);
@@ -256,7 +244,7 @@ TEST(Server, ShardsWithOtherQuorumsDoNotWaitForEachOther) {
                    {.how = "quorum:3,grace=0+asgd",
                     .leases = 200,
                     .faults = {.delays = seed, .duplicates = true, .shared_memory = seed > 1}},
-                   bowls));
+                   bowl));
 }
 
 // Parts in any order while the rest is computed, not always all of them: nothing else comes of it.
@@ -269,13 +257,12 @@ TEST(Server, APushInPartsIsAPush) {
     o.servers = one ? 2 : 0;
     for (bool shared : {true, false}) {
       const Serving serving{.options = o, .faults = {.delays = 4, .duplicates = true, .shared_memory = shared}};
-      const auto whole_ones = serve(3, serving, bowls);
-      const auto in_parts = serve(
-          3, serving, [&](int rank, ServerNode& server_node, std::int64_t lease, Tensor& gradient, Tensor& weights) {
-            bowl(gradient, weights, lease);
-            for (std::size_t p = 0; p < std::size_t((lease + rank) % 5); p++)
-              server_node.push_part(whole(gradient), parts[p]);
-          });
+      const auto whole_ones = serve(3, serving, bowl);
+      const auto in_parts = serve(3, serving, [&](const Turn& t) {
+        bowl(t);
+        for (std::size_t p = 0; p < std::size_t((t.number + t.rank) % 5); p++)
+          t.node.push_part(whole(t.gradient), parts[p]);
+      });
       all_well(whole_ones), all_well(in_parts);
       EXPECT_EQ(in_parts[0].weights, whole_ones[0].weights) << how;
       EXPECT_EQ(in_parts[0].counts.early_bytes > 0, !shared || wire == DType::bf16);
@@ -285,24 +272,22 @@ TEST(Server, APushInPartsIsAPush) {
 
 // What was sent of a gradient that is never pushed is in no shard; the next exchange is as any other.
 TEST(Server, PartsOfWhatIsNotPushedAreForgotten) {
-  all_well(on_server(2,
-                     [&](Rank& rank, int r) {
-                       rank.gradient.fill(-1);
-                       rank.begin({.how = Asynchrony::parse("asgd"), .servers = 1}, {0, 3});
-                       rank.train([&](std::int64_t step) {
-                         EXPECT_EQ(rank.weights.values(), std::vector<double>(n, double(step)));
-                         if (step == 1) {
-                           rank.node.push_part(whole(rank.gradient), {0, 2048});
-                           rank.node.ask();
-                           rank.pull();
-                           EXPECT_EQ(rank.weights.values(), std::vector<double>(n, 1)) << "of the first push";
-                         }
-                         rank.node.push_part(whole(rank.gradient), {1024, 3072});
-                       });
-                       EXPECT_EQ(rank.weights.values(), std::vector<double>(n, r == 0 ? 3 : 0));
-                       EXPECT_EQ(rank.node.counts().refused, 0);
-                     },
-                     {.shared_memory = false}));
+  all_well(on_server(2, {.shared_memory = false}, [&](Rank& rank, int r) {
+    rank.gradient.fill(-1);
+    rank.begin({.how = Asynchrony::parse("asgd"), .servers = 1}, {0, 3});
+    rank.train([&](std::int64_t step) {
+      EXPECT_EQ(rank.weights.values(), std::vector<double>(n, double(step)));
+      if (step == 1) {
+        rank.node.push_part(whole(rank.gradient), {0, 2048});
+        rank.node.ask();
+        rank.pull();
+        EXPECT_EQ(rank.weights.values(), std::vector<double>(n, 1)) << "of the first push";
+      }
+      rank.node.push_part(whole(rank.gradient), {1024, 3072});
+    });
+    EXPECT_EQ(rank.weights.values(), std::vector<double>(n, r == 0 ? 3 : 0));
+    EXPECT_EQ(rank.node.counts().refused, 0);
+  }));
 }
 
 // The next lease comes while one is in hand; who has one is waited for, although there is no more for it.
@@ -310,28 +295,27 @@ TEST(Server, TheNextTicketComesWhileOneIsInHand) {
   for (const std::string how : {"asgd", "ssp:0+asgd"}) {
     std::atomic<int> first_three{
         0};  // leases below 3 whose holders have seen the next one; who has a later lease waits for them
-    const auto ends = serve(
-        2, {.how = how, .leases = 7}, [&](int, ServerNode& server_node, std::int64_t lease, Tensor& gradient, Tensor&) {
-          const auto waits = [&] { return lease < 3 ? !server_node.next_lease() : first_three < 3; };
-          for (int ms = 0; ms < 20000 && waits(); ms++) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-          EXPECT_TRUE(lease >= 3 || server_node.next_lease().value_or(0) > lease);
-          if (lease < 3) first_three++;
-          gradient.fill(1);
-        });
+    const auto ends = serve(2, {.how = how, .leases = 7}, [&](const Turn& t) {
+      const auto waits = [&] { return t.number < 3 ? !t.node.next_lease() : first_three < 3; };
+      for (int ms = 0; ms < 20000 && waits(); ms++) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      EXPECT_TRUE(t.number >= 3 || t.node.next_lease().value_or(0) > t.number);
+      if (t.number < 3) first_three++;
+      t.gradient.fill(1);
+    });
     all_well(ends);
     EXPECT_EQ(ends[0].counts.exchanges + ends[1].counts.exchanges, 7 + 4) << how;
   }
 }
 
 TEST(Server, OneWorkerIsOneMachineWhoeverServes) {
-  const auto alone = serve(1, {}, bowls);
+  const auto alone = serve(1, {}, bowl);
   all_well(alone);
   EXPECT_EQ(alone[0].counts.shard.delays, std::vector<std::int64_t>{40});
-  EXPECT_EQ(alone[0].weights, serve(1, {.how = "asp+asgd-m"}, bowls)[0].weights);
+  EXPECT_EQ(alone[0].weights, serve(1, {.how = "asp+asgd-m"}, bowl)[0].weights);
   for (int servers : {1, 3})
     for (bool shared : {true, false}) {
       const auto ends =
-          serve(1 + servers, {.options = {.servers = servers}, .faults = {.shared_memory = shared}}, bowls);
+          serve(1 + servers, {.options = {.servers = servers}, .faults = {.shared_memory = shared}}, bowl);
       all_well(ends);
       EXPECT_EQ(ends[0].weights, alone[0].weights) << servers << " servers";
       EXPECT_EQ(ends[0].buffers, alone[0].buffers);
@@ -347,7 +331,7 @@ TEST(Server, EveryRuleAppliesEveryLeaseOnce) {
                                .options = {.learning_rate = [](std::int64_t) { return 1e-3; }},  // none diverges
                                .leases = 60,
                                .faults = {.shared_memory = shared}},
-                              bowls);
+                              bowl);
       all_well(ends);
       for (const Ended& e : ends) {
         EXPECT_EQ(e.counts.shard.version, 60u) << rule;
@@ -366,7 +350,7 @@ TEST(Server, WhatIsDroppedIsTrainedAgain) {
                               {.how = how,
                                .options = {.servers = servers, .learning_rate = [](std::int64_t) { return 1e-3; }},
                                .leases = 60},
-                              bowls);
+                              bowl);
       all_well(ends);
       std::int64_t told = 0;
       for (const Ended& e : ends) told += e.counts.dropped;
@@ -383,17 +367,17 @@ TEST(Server, WhatIsDroppedIsTrainedAgain) {
 TEST(Server, APulledShardIsOfOneVersion) {
   const auto cuts = shard_cuts(n, 4);
   for (bool shared : {true, false})
-    all_well(serve(4, {.how = "asgd", .leases = 160, .faults = {.delays = 5, .shared_memory = shared}},
-                   [&](int rank, ServerNode&, std::int64_t, Tensor& gradient, Tensor& weights) {
-                     const std::vector<double> before = drawn(0), now = weights.values();
-                     for (int shard = 0; shard < 4; shard++) {
-                       const auto begin = std::size_t(cuts[shard]);
-                       for (auto i = begin; i < std::size_t(cuts[std::size_t(shard) + 1]); i++)
-                         ASSERT_NEAR(now[i] - before[i], now[begin] - before[begin], 1e-5)
-                             << "shard " << shard << ", element " << i;
-                     }
-                     gradient.fill(0.001 * (rank + 1));
-                   }));
+    all_well(
+        serve(4, {.how = "asgd", .leases = 160, .faults = {.delays = 5, .shared_memory = shared}}, [&](const Turn& t) {
+          const std::vector<double> before = drawn(0), now = t.weights.values();
+          for (int shard = 0; shard < 4; shard++) {
+            const auto begin = std::size_t(cuts[shard]);
+            for (auto i = begin; i < std::size_t(cuts[std::size_t(shard) + 1]); i++)
+              ASSERT_NEAR(now[i] - before[i], now[begin] - before[begin], 1e-5)
+                  << "shard " << shard << ", element " << i;
+          }
+          t.gradient.fill(0.001 * (t.rank + 1));
+        }));
 }
 
 TEST(Server, SspHoldsBackWhoIsAhead) {
@@ -401,14 +385,13 @@ TEST(Server, SspHoldsBackWhoIsAhead) {
     std::vector<int> pushed(3);
     int most = 0;
     std::mutex mutex;
-    all_well(serve(3, {.how = "ssp:" + std::to_string(bound), .leases = 36},
-                   [&](int rank, ServerNode&, std::int64_t, Tensor& gradient, Tensor&) {
-                     if (rank == 0) std::this_thread::sleep_for(std::chrono::milliseconds(4));
-                     gradient.fill(0);
-                     std::lock_guard lock(mutex);
-                     most = std::max(most, pushed[rank] - *std::min_element(pushed.begin(), pushed.end()));
-                     pushed[rank]++;
-                   }));
+    all_well(serve(3, {.how = "ssp:" + std::to_string(bound), .leases = 36}, [&](const Turn& t) {
+      if (t.rank == 0) std::this_thread::sleep_for(std::chrono::milliseconds(4));
+      t.gradient.fill(0);
+      std::lock_guard lock(mutex);
+      most = std::max(most, pushed[t.rank] - *std::min_element(pushed.begin(), pushed.end()));
+      pushed[t.rank]++;
+    }));
     // `pushed` precedes the push.
     EXPECT_LE(most, bound + 1);
     EXPECT_GE(most, std::min(bound, 2));
@@ -418,12 +401,11 @@ TEST(Server, SspHoldsBackWhoIsAhead) {
 TEST(Server, WhatIsNotFiniteIsRefusedAndCounted) {
   for (bool shared : {true, false}) {
     std::atomic<int> by_rank_1 = 0;
-    const auto ends = serve(2, {.how = "asgd", .leases = 30, .faults = {.shared_memory = shared}},
-                            [&](int rank, ServerNode&, std::int64_t t, Tensor& gradient, Tensor& weights) {
-                              std::this_thread::sleep_for(std::chrono::milliseconds(1));
-                              bowl(gradient, weights, t);
-                              if (rank == 1 && ++by_rank_1 == 3) gradient.write<float>()[n - 1] = std::nanf("");
-                            });
+    const auto ends = serve(2, {.how = "asgd", .leases = 30, .faults = {.shared_memory = shared}}, [&](const Turn& t) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      bowl(t);
+      if (t.rank == 1 && ++by_rank_1 == 3) t.gradient.write<float>()[n - 1] = std::nanf("");
+    });
     all_well(ends);
     ASSERT_GE(by_rank_1, 3);
     EXPECT_EQ(ends[1].counts.shard.refused, (std::vector<std::int64_t>{0, 1}));
@@ -644,8 +626,8 @@ TEST(Server, GradientsInHalfTheBytesArriveWhole) {
   for (DType wire : {DType::f32, DType::bf16}) {
     ServerOptions o{.how = Asynchrony::parse("asgd")};
     o.wire = wire;
-    const auto ends = serve(2, {.options = o, .faults = {.shared_memory = false}},
-                            [](int, ServerNode&, std::int64_t, Tensor& gradient, Tensor&) { gradient.fill(1); });
+    const auto ends =
+        serve(2, {.options = o, .faults = {.shared_memory = false}}, [](const Turn& t) { t.gradient.fill(1); });
     all_well(ends);
     weights.push_back(ends[0].weights);
   }
@@ -679,12 +661,11 @@ TEST(Server, AStepThatIsRefusedForOneIsNobodys) {
 }
 
 TEST(Server, WhatIsRefusedLastCountsOnce) {
-  const auto ends =
-      serve(2, {.how = "asgd", .leases = 30}, [](int, ServerNode&, std::int64_t t, Tensor& gradient, Tensor& weights) {
-        std::this_thread::sleep_for(std::chrono::milliseconds(1));
-        bowl(gradient, weights, t);
-        if (t >= 20) gradient.write<float>()[n - 1] = std::nanf("");
-      });
+  const auto ends = serve(2, {.how = "asgd", .leases = 30}, [](const Turn& t) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    bowl(t);
+    if (t.number >= 20) t.gradient.write<float>()[n - 1] = std::nanf("");
+  });
   all_well(ends);
   EXPECT_EQ(ends[0].counts.refused + ends[1].counts.refused, 10);
   EXPECT_EQ(ends[1].counts.shard.version, 20u);
@@ -697,7 +678,7 @@ TEST(Server, TheLearningRateFollowsWhatWasApplied) {
     asked.push_back(pushes);
     return 0.1;
   };
-  serve(1, {.options = o, .leases = 4}, bowls);
+  serve(1, {.options = o, .leases = 4}, bowl);
   std::erase_if(asked, [&, first = true](std::int64_t) mutable { return first = !first; });  // the statistics ask too
   EXPECT_EQ(asked, (std::vector<std::int64_t>{0, 1, 2, 3}));
 }
@@ -716,9 +697,9 @@ TEST(Server, ARecordedRunIsRepeatedToTheBit) {
       std::vector<std::vector<double>> gradients[ranks];
       ServerOptions o{.how = Asynchrony::parse(strategy), .learning_rate = rate, .record = true};
       const auto ends = serve(ranks, {.options = o, .leases = 45, .faults = {.delays = 3, .shared_memory = shared}},
-                              [&](int rank, ServerNode&, std::int64_t lease, Tensor& gradient, Tensor& weights) {
-                                bowl(gradient, weights, lease);
-                                gradients[rank].push_back(gradient.values());
+                              [&](const Turn& t) {
+                                bowl(t);
+                                gradients[t.rank].push_back(t.gradient.values());
                               });
       all_well(ends);
       auto backend = reference_backend();
@@ -802,18 +783,17 @@ TEST(Server, WhoIsBusyElsewhereDoesNotStallItsShard) {
   for (bool shared : {true, false}) {
     std::atomic<int> others = 0;
     int meanwhile = 0;
-    all_well(serve(3, {.how = "asgd", .leases = 60, .faults = {.shared_memory = shared}},
-                   [&](int rank, ServerNode&, std::int64_t, Tensor& gradient, Tensor&) {
-                     gradient.fill(0);
-                     if (rank != 0) {
-                       others++;  // the push before was answered, by rank 0 too
-                     } else if (meanwhile == 0) {
-                       const int before = others;
-                       for (int ms = 0; ms < 5000 && others < before + 20; ms++)
-                         std::this_thread::sleep_for(std::chrono::milliseconds(1));
-                       meanwhile = others - before;
-                     }
-                   }));
+    all_well(serve(3, {.how = "asgd", .leases = 60, .faults = {.shared_memory = shared}}, [&](const Turn& t) {
+      t.gradient.fill(0);
+      if (t.rank != 0) {
+        others++;  // the push before was answered, by rank 0 too
+      } else if (meanwhile == 0) {
+        const int before = others;
+        for (int ms = 0; ms < 5000 && others < before + 20; ms++)
+          std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        meanwhile = others - before;
+      }
+    }));
     EXPECT_GE(meanwhile, 20);
   }
 }
@@ -833,7 +813,8 @@ TEST(Server, WhoWorksIsWaitedForWithoutADeadline) {
       if (r == 0) usleep(700000);
       rank.node.gather("");
     });
-    for (const auto& s : said) EXPECT_EQ(s, "") << how;
+    SCOPED_TRACE(how);
+    all_well(said);
   }
 }
 
@@ -846,10 +827,8 @@ TEST(Server, WhereEverybodyWaitsThatIsAnError) {
     rank.begin({.how = Asynchrony::parse("asgd")}, {0, 12});
     rank.pull();
   });
-  for (const auto& s : said)
-    EXPECT_TRUE(
-        holds(s, {"for 0.5 s every rank has waited: rank 0 for the answer to a push: no answer from rank 1; rank 1 "
-                  "for what all ranks say"}));
+  all_say(said, {"for 0.5 s every rank has waited: rank 0 for the answer to a push: no answer from rank 1; rank 1 for "
+                 "what all ranks say"});
 }
 
 // ---- snapshots ------------------------------------------------------------------------------------------------------
@@ -872,9 +851,8 @@ TEST(Server, WhatSnapshotsNeedIsSaidAndCheckedBefore) {
       told,
       "every 10 s a rank sends its successor a snapshot of 8.00 MiB, 819 KiB/s; they take 24.0 MiB of memory on each");
   EXPECT_EQ(begins("asgd", 1).first, "");
-  for (const std::string& s : begins("ddc-asgd", 5 << 20).second)
-    EXPECT_TRUE(holds(
-        s, {"snapshots of what ddc-asgd keeps of 2 workers need 24.0 MiB, and there are 5.00 MiB. Choose a rule"}));
+  all_say(begins("ddc-asgd", 5 << 20).second,
+          {"snapshots of what ddc-asgd keeps of 2 workers need 24.0 MiB, and there are 5.00 MiB. Choose a rule"});
 }
 
 // ---- fenced ---------------------------------------------------------------------------------------------------------

@@ -6,15 +6,12 @@
 #include "dist/collectives/in_process.h"
 #include "dist/server/server.h"
 #include "tests/ranks.h"
-#include "tests/support.h"
 #include "tests/support_channels.h"
 
 namespace tandem::test {
 namespace {
 
 constexpr std::int64_t n = 4 * 1024, buffers = 64;
-Buffer whole(Tensor& t) { return {t.raw_write(), t.numel(), t.dtype()}; }
-
 struct Drill {
   std::string strategy;
   int ranks = 4, servers = 0;

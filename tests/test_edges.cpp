@@ -30,13 +30,12 @@ TEST(Empty, ABroadcastHasAGradientAlongAnEmptyAxis) {
 }
 
 TEST(Empty, NormalisationWithinAPicture) {
-  for (const auto& kind : backends()) {
-    auto backend = kind.make();
+  on_backends({DType::f32}, [&](Backend& backend, DType) {
     auto check = [&](const Shape& shape, std::int64_t channels,
                      const std::function<Variable(Variable, Variable, Variable)>& f) {
-      SCOPED_TRACE(kind.name + " " + (std::ostringstream() << shape).str());
-      Variable x(Tensor::full(*backend, shape, 1), true), gamma(Tensor::full(*backend, {channels}, 1), true),
-          beta(Tensor::full(*backend, {channels}, 1), true);
+      SCOPED_TRACE(backend.name() + " " + (std::ostringstream() << shape).str());
+      Variable x(Tensor::full(backend, shape, 1), true), gamma(Tensor::full(backend, {channels}, 1), true),
+          beta(Tensor::full(backend, {channels}, 1), true);
       Variable y = f(x, gamma, beta);
       EXPECT_EQ(y.shape(), shape);
       sum(y).backward();
@@ -52,7 +51,7 @@ TEST(Empty, NormalisationWithinAPicture) {
     check({2, 3, 0}, 0, groups(1));
     check({0, 3}, 3, layer);
     check({2, 0}, 0, layer);
-  }
+  });
 }
 
 // ---- sizes ----------------------------------------------------------------------------------------------------------
@@ -153,8 +152,7 @@ TEST(Optimizers, AStepWantsALossWithOneElement) {
   auto backend = cpu_backend(1);
   OneLinear model;
   FlatParameters flat(model, *backend, 1);
-  SGD sgd({.learning_rate = 0.1});
-  sgd.bind(flat);
+  BoundSgd sgd(flat, {.learning_rate = 0.1});
   flat.zero_gradients();
   flat.backward(sum(model(Variable(Tensor::full(*backend, {1, 2}, 1)))));
   const auto before = flat.values.values();

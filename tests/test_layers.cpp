@@ -351,8 +351,7 @@ TEST(Fit, LearnsOnEveryBackendAndType) {
     Tiny model;
     SGD sgd({.learning_rate = 0.1, .momentum = 0.9, .nesterov = true, .weight_decay = 5e-4});
     Patterns train(backend, 250, 32, dtype), held(backend, 90, 32, dtype, "other noise");
-    RunConfig options = quiet(4);
-    options.schedule = "one-cycle";
+    const RunConfig options{.epochs = 4, .schedule = "one-cycle", .progress = false};
     FitReport report =
         fit(model, cross_entropy_loss(), sgd, backend, {.train = train, .validation = &held, .test = &held}, options);
     ASSERT_EQ(report.epochs.size(), 4u);
@@ -438,8 +437,7 @@ TEST(Fit, NonFiniteLossStopsBeforeItDoesHarm) {
     Patterns two = positive(Patterns(*backend, 32, 16)), five = positive(Patterns(*backend, 80, 16));
     fit(good, cross_entropy_loss(), before, *backend, {.train = two}, quiet(1));
     five.spoil = [](std::vector<double>& picture) { picture[7] = 0; };
-    RunConfig options = quiet(3);
-    options.metrics = folder.file("metrics.jsonl");
+    const RunConfig options{.epochs = 3, .metrics = folder.file("metrics.jsonl"), .progress = false};
     EXPECT_REFUSED(fit(bad, cross_entropy_loss(), sgd, *backend, {.train = five}, options), "step 3 ",
                    "epoch 1, batch 3", "log in squash", "parameters are those before this step");
     EXPECT_EQ(weights_of(bad), weights_of(good)) << "bit for bit what two steps made";
@@ -464,15 +462,12 @@ TEST(Fit, NonFiniteLossStopsBeforeItDoesHarm) {
 }
 
 TEST(Fit, WritesMetricsAsJsonLines) {
-  std::unique_ptr<Backend> backend = reference_backend();
   TemporaryFolder folder;
-  Tiny model;
-  SGD sgd({.learning_rate = 0.05});
-  Patterns data(*backend, 40, 16);
+  Small t(40, 0.05);
   RunConfig options = quiet(2, 5);
   options.metrics = folder.file("metrics.jsonl");
   options.settings = {{"--model", "tiny"}, {"--data-set", ""}, {"--momentum", "0.9"}, {"--batch", "128"}};
-  FitReport report = fit(model, cross_entropy_loss(), sgd, *backend, {.train = data, .test = &data}, options);
+  FitReport report = fit(t.model, cross_entropy_loss(), t.sgd, *t.backend, {.train = t.data, .test = &t.data}, options);
   const std::vector<nlohmann::json> lines = lines_of(options.metrics);
   ASSERT_EQ(lines.size(), 4u);
   auto expect = [](const nlohmann::json& line, const nlohmann::json& fields) {
@@ -500,7 +495,7 @@ TEST(Fit, WritesMetricsAsJsonLines) {
   expect(lines[3], {{"event", "end"}, {"steps", 6}, {"stopped", 0}, {"reason", "finished"}});
 
   options.metrics = folder.file("no/such/folder/m.jsonl");
-  EXPECT_THROW(fit(model, cross_entropy_loss(), sgd, *backend, {.train = data}, options), UsageError);
+  EXPECT_THROW(t.run(options), UsageError);
 }
 
 TEST(Metrics, AnyTextAndNumberIsWellFormed) {
@@ -588,9 +583,8 @@ TEST(Fit, CallsTheStrategyInOrder) {
 
 TEST(Fit, RefusesAWarmUpThatIsLongerThanTheRun) {
   Small t(32);
-  RunConfig o = quiet(2);
-  o.schedule = "warmup:3+cosine";
-  EXPECT_REFUSED(t.run(o), "warm-up of 3 epochs is longer than the run", "--epochs 2");
+  EXPECT_REFUSED(t.run({.epochs = 2, .schedule = "warmup:3+cosine"}), "warm-up of 3 epochs is longer than the run",
+                 "--epochs 2");
 }
 
 TEST(Fit, SaysWhenTheAccuracyIsThatOfGuessing) {
@@ -601,8 +595,7 @@ TEST(Fit, SaysWhenTheAccuracyIsThatOfGuessing) {
     Loader train(data.train, {.batch = 20, .prefetch = 0}, *backend);
     auto model = make_model("mlp", 10, 1, 8);
     SGD sgd({.learning_rate = rate, .momentum = 0.9});
-    RunConfig o = quiet(1);
-    o.metrics = folder.file("metrics");
+    const RunConfig o{.metrics = folder.file("metrics"), .progress = false};
     fit(*model, cross_entropy_loss(), sgd, *backend, {train}, o);
     EXPECT_EQ(contents(o.metrics).find("that of guessing among 10 classes") != std::string::npos, rate < 0.01) << rate;
   }
@@ -642,8 +635,7 @@ TEST(Fit, StopsAtTheStepAfterSigterm) {
   t.data.spoil = [sent = false](std::vector<double>&) mutable {  // when the third batch is made
     if (!std::exchange(sent, true)) std::raise(SIGTERM);
   };
-  RunConfig options = quiet(3);
-  options.metrics = folder.file("metrics.jsonl");
+  const RunConfig options{.epochs = 3, .metrics = folder.file("metrics.jsonl"), .progress = false};
   FitReport report = t.run(options);
   EXPECT_TRUE(report.stopped);
   EXPECT_EQ(report.steps, 3);
@@ -705,9 +697,7 @@ TEST(Fit, ASignalThatComesAfterAnotherRanksStopIsNamed) {
   } told;
   told.stop_after = 1;
   Small t(80);
-  RunConfig options = quiet(3);
-  options.progress = true;
-  const std::string said = stderr_of([&] { t.run(options, &told); });
+  const std::string said = stderr_of([&] { t.run({.epochs = 3}, &told); });
   EXPECT_TRUE(holds(said, {"stopped after step 1 of 15 (SIGTERM)"}));
 }
 
@@ -944,9 +934,8 @@ TEST(CommandLine, ProgramsEndWithTheRightStatus) {
   char name[] = "/some/where/program";
   char* argv[] = {name};
   auto status = [&](std::function<void()> body) {
-    testing::internal::CaptureStderr();
-    const int s = run_program(1, argv, body);
-    const std::string said = testing::internal::GetCapturedStderr();
+    int s = 0;
+    const std::string said = stderr_of([&] { s = run_program(1, argv, body); });
     if (s) {
       EXPECT_EQ(said.find("program: "), 0u) << said;
       EXPECT_EQ(std::count(said.begin(), said.end(), '\n'), 1) << said;

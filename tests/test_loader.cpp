@@ -164,9 +164,7 @@ TEST_F(LoaderTest, ABatchIsDividedAmongRanksUnlessItIsARanksOwn) {
   expect(11, 12, 1, 5);
   EXPECT_REFUSED(loader.share(0, 13), "--batch 12 over 13 ranks", "a larger --batch, or fewer ranks");
 
-  LoaderOptions o = options(12);
-  o.batch_per_rank = 4;
-  Loader own(patterned(60), o, *host);
+  Loader own(patterned(60), {.batch = 12, .batch_per_rank = 4, .seed = 7}, *host);
   EXPECT_EQ(own.make(0, 0).size(), 4);
   EXPECT_EQ(own.batches_per_epoch(), 15);
   own.share(2, 5);
@@ -239,9 +237,7 @@ TEST(Shuffle, EveryPictureComesAnywhere) {
 }
 
 TEST_F(LoaderTest, WithoutShuffleInOrder) {
-  LoaderOptions o = options(8);
-  o.shuffle = false;
-  Loader loader(patterned(30), o, *host);
+  Loader loader(patterned(30), {.batch = 8, .shuffle = false}, *host);
   std::vector<int> order(30);
   std::iota(order.begin(), order.end(), 0);
   EXPECT_EQ(whole_epoch(loader, 0), order);
@@ -249,9 +245,7 @@ TEST_F(LoaderTest, WithoutShuffleInOrder) {
 }
 
 TEST_F(LoaderTest, DropLast) {
-  LoaderOptions o = options(8);
-  o.drop_last = true;
-  Loader loader(patterned(30), o, *host);
+  Loader loader(patterned(30), {.batch = 8, .drop_last = true}, *host);
   EXPECT_EQ(loader.batches_per_epoch(), 3);
   EXPECT_EQ(loader.pictures_per_epoch(), 24);
   EXPECT_EQ(whole_epoch(loader, 0).size(), 24u);
@@ -300,9 +294,8 @@ TEST_F(LoaderTest, BothWaysGiveTheSameBits) {
   for (DType dtype : {DType::f32, DType::bf16})
     for (std::int64_t channels : {1, 3}) {
       Pictures p = patterned(50, 28, 28, channels);
-      LoaderOptions o = options(32);
-      o.dtype = dtype;
-      o.augment = {.pad_crop = 3, .flip = true, .cutout = 9, .reflect = channels == 3};
+      const Augment augment{.pad_crop = 3, .flip = true, .cutout = 9, .reflect = channels == 3};
+      const LoaderOptions o{.batch = 32, .dtype = dtype, .augment = augment, .seed = 7};
       Loader loader(p, o, *host);
       Batch a = loader.make(4, 0), b = copy(a);
       b.images.fill(0);
@@ -409,8 +402,7 @@ TEST_F(LoaderTest, CutoutBlanksASquare) {
 TEST_F(LoaderTest, MixupMixesNeighbours) {
   for (DType dtype : {DType::f32, DType::bf16}) {
     Pictures p = patterned(39);
-    LoaderOptions o = options(13);
-    o.dtype = dtype;
+    LoaderOptions o{.batch = 13, .dtype = dtype, .seed = 7};
     Batch plain = Loader(p, o, *host).make(2, 1);
     o.mixup = 0.4;
     Loader loader(p, o, *host);
@@ -626,9 +618,7 @@ TEST_F(LoaderTest, ErrorsOfTheThreadArriveInNext) {
 }
 
 TEST_F(LoaderTest, TransformChangesTheBatch) {
-  LoaderOptions o = options(8);
-  o.transform = [](Batch& b) { b.labels.fill(3); };
-  Loader loader(patterned(50), o, *host);
+  Loader loader(patterned(50), {.batch = 8, .transform = [](Batch& b) { b.labels.fill(3); }}, *host);
   for_each_batch(loader, 0, [](const Batch& b) { EXPECT_EQ(b.labels.values(), std::vector<double>(b.size(), 3)); });
 }
 

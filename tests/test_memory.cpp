@@ -239,33 +239,12 @@ struct Limited : MemorySource {
   std::size_t left() const override { return room; }
 };
 
-struct Blank : BatchSource {  // pictures of nothing
-  Backend& backend;
-  std::int64_t size;
-  Blank(Backend& b, std::int64_t n) : backend(b), size(n) {}
-  void share(int, int) override {}
-  std::int64_t batches_per_epoch() const override { return 1; }
-  std::int64_t pictures_per_epoch() const override { return size; }
-  void start(std::int64_t, std::int64_t) override { ready = true; }
-  bool next(Batch& batch) override {
-    if (std::exchange(ready, false)) return batch = make(0, 0), true;
-    return false;
-  }
-  Batch make(std::int64_t, std::int64_t) override {
-    Batch b;
-    b.images = Tensor::zeros(backend, {size, 28, 28, 1});
-    b.labels = Tensor::zeros(backend, {size}, DType::i32);
-    b.samples = Tensor::zeros(backend, {size}, DType::i32);
-    return b;
-  }
-  bool ready = false;
-};
-
 TEST(StepMemory, ABatchThatCannotFitIsRefusedBeforeTheFirstStep) {
   reference::ReferenceBackend b(2, std::make_unique<Limited>(std::size_t{8} << 20));
   auto train = [&](std::int64_t batch) {
     auto model = make_model("lenet5", 10, 1, 28);
-    Blank data(b, batch);
+    const Dataset pictures = synthetic({.train = batch, .test = 10});
+    Loader data(pictures.train, {.batch = batch, .prefetch = 0}, b);
     SGD sgd({.learning_rate = 0.01});
     fit(*model, cross_entropy_loss(), sgd, b, {.train = data}, {.progress = false});
   };

@@ -11,10 +11,6 @@
 #include <random>
 
 #include "autograd/elementwise.h"
-#include "core/mover.h"
-#include "core/text.h"
-#include "layers/optim/flat_parameters.h"
-#include "layers/train/callback.h"
 #include "layers/train/run.h"
 #include "tests/training.h"
 
@@ -221,12 +217,8 @@ IterationRecord chain(int n, std::mt19937& random) {
   IterationRecord it;
   for (int e = 0; e < 2 * n; e++) it.events.push_back({1e-3 * double(1 + random() % 20), 1000});
   for (int i = 0; i < n; i++) {
-    SavedRecord s{.bytes = 100 * (1 + random() % 30),
-                  .saved = i,
-                  .last_used = i,
-                  .free_at = i,
-                  .needed = 2 * n - 1 - i,
-                  .gone = 2 * n - 1 - i};
+    SavedRecord s{.bytes = 100 * (1 + random() % 30), .saved = i, .last_used = i, .free_at = i};
+    s.needed = s.gone = 2 * n - 1 - i;
     if (i > 0 && random() % 2) s.recompute = 1e-3 * double(1 + random() % 10), s.sources = {i - 1};
     it.saved.push_back(s);
   }
@@ -294,8 +286,7 @@ Outcome train(const Case& c, Backend& backend, int steps, const Budget& budget) 
   model.attach("net", std::unique_ptr<Module>(make_model(c.model, 10, c.channels, c.side)));
   if (c.drop > 0) model.add<Dropout>(c.drop);
   FlatParameters flat(model, backend, 1);
-  SGD sgd({.learning_rate = 0.05, .momentum = 0.9});
-  sgd.bind(flat);
+  BoundSgd sgd(flat, {.learning_rate = 0.05, .momentum = 0.9});
   Ema ema(flat, 0.9);
   model.train();
   const Shape shape{c.batch, c.side, c.side, c.channels};
@@ -607,9 +598,7 @@ TEST(MemoryPlan, ABranchThatBackwardDoesNotReachMayEndFirst) {
   const std::vector<std::byte> plain = pass(false);
   MemoryPlan plan(*backend, nullptr, {.budget = unlimited, .swap = SwapMode::recompute, .smallest = 64});
   for (const bool ends_first : {false, false, true, true, true}) {
-    MemoryPlan::Step step(plan);
-    EXPECT_EQ(pass(ends_first), plain);
-    step.end();
+    within(&plan, [&] { EXPECT_EQ(pass(ends_first), plain); });
     if (!plan.measured().planned) continue;
     EXPECT_EQ(plan.measured().recomputed, w.value().bytes()) << plan.report();
   }
@@ -621,12 +610,11 @@ TEST(MemoryPlan, AStepThatThrowsLeavesNothingAway) {
   Variable y;
   {
     MemoryPlan plan(*net.backend, simulated_mover(), {.budget = unlimited, .smallest = 256});
-    EXPECT_THROW(within(&plan,
-                        [&] {
-                          y = sum((*net.model)(Variable(Tensor::full(*net.backend, {8, 28, 28, 1}, 0.5))));
-                          fail("here");
-                        }),
-                 Error);
+    const auto pass = [&] {
+      y = sum((*net.model)(Variable(Tensor::full(*net.backend, {8, 28, 28, 1}, 0.5))));
+      fail("here");
+    };
+    EXPECT_THROW(within(&plan, pass), Error);
   }
   net.flat.zero_gradients();
   net.flat.backward(y);
@@ -870,10 +858,7 @@ TEST(Recompute, FitTrainsAMarkedModuleToTheSameBits) {
     (*model).recompute = marked;
     SGD sgd({.learning_rate = 0.05});
     auto seen = std::make_shared<HasPlan>();
-    RunConfig o;
-    o.progress = false;
-    o.callbacks = {seen};
-    fit(*model, cross_entropy_loss(), sgd, *backend, {train, nullptr, nullptr}, o);
+    fit(*model, cross_entropy_loss(), sgd, *backend, {train}, {.progress = false, .callbacks = {seen}});
     EXPECT_EQ(seen->has, marked);
     weights[marked] = parameter_values(*model);
   }

@@ -61,17 +61,18 @@ TEST(Models, HaveThePapersSizes) {
       {"resnet110", 1.7}, {"wrn28-10", 36.5}, {"resnet1202", 19.4}};  // as the papers round them
   for (auto& [name, size] : millions)
     EXPECT_NEAR(double(count_parameters(*make_model(name, 10, 3, 32))) / 1e6, size, size < 1 ? 0.005 : 0.05) << name;
-  EXPECT_EQ(count_parameters(*make_model("resnet8", 10, 3, 32)), 75'290);
-  EXPECT_EQ(count_parameters(*make_model("resnet56", 10, 3, 32)), 853'018);
-  EXPECT_EQ(count_parameters(*make_model("wrn28-10", 10, 3, 32)), 36'479'194);
-  EXPECT_EQ(count_parameters(*make_model("vgg11", 10, 3, 32)), 9'231'114);
-  EXPECT_EQ(count_parameters(*make_model("resnet50", 10, 3, 32)), 23'520'842);
-  EXPECT_EQ(count_parameters(*make_model("smallcnn-bn", 10, 1, 28)), 421'738);
-  EXPECT_EQ(count_parameters(*make_model("smallcnn", 10, 1, 28)), 421'642);
-  EXPECT_EQ(count_parameters(*make_model("mlp", 10, 1, 28)), 256 * 784 + 256 + 2570);
-  for (int side : {28, 32}) EXPECT_EQ(count_parameters(*make_model("lenet5", 10, 1, side)), 61'706);
-  EXPECT_EQ(count_parameters(*make_model("resnet20", 10, 3, 32)), 269'722);
-  EXPECT_EQ(count_parameters(*make_model("resnet18", 10, 3, 32)), 11'173'962);
+  for (const auto& [name, parameters] : {std::pair{"resnet8", 75'290},
+                                         {"resnet20", 269'722},
+                                         {"resnet56", 853'018},
+                                         {"wrn28-10", 36'479'194},
+                                         {"vgg11", 9'231'114},
+                                         {"resnet50", 23'520'842},
+                                         {"resnet18", 11'173'962}})
+    EXPECT_EQ(count_parameters(*make_model(name, 10, 3, 32)), parameters) << name;
+  for (const auto& [name, parameters] :
+       {std::pair{"smallcnn-bn", 421'738}, {"smallcnn", 421'642}, {"lenet5", 61'706}, {"mlp", 256 * 784 + 256 + 2570}})
+    EXPECT_EQ(count_parameters(*make_model(name, 10, 1, 28)), parameters) << name;
+  EXPECT_EQ(count_parameters(*make_model("lenet5", 10, 1, 32)), 61'706);
 }
 
 TEST(Models, AreCheckedByName) {

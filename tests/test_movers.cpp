@@ -2,7 +2,6 @@
 // when an event is asked for, and see memory as it was when the events that they waited for were marked: a copy that
 // waits for too little brings back other bytes, and steps within a budget are no longer those without.
 #include "core/mover.h"
-#include "layers/optim/flat_parameters.h"
 #include "layers/train/step_graph.h"
 #include "tests/training.h"
 #include "tests/twin.h"
@@ -93,8 +92,7 @@ Trained train(int steps, std::size_t budget = 0, SwapMode swap = SwapMode::autom
   twin.behind = true;
   Deep model;
   FlatParameters flat(model, twin, 1);
-  SGD sgd({.learning_rate = 0.05, .momentum = 0.9});
-  sgd.bind(flat);
+  BoundSgd sgd(flat, {.learning_rate = 0.05, .momentum = 0.9});
   sgd.if_not_finite = IfNotFinite::wait;
   model.train();
   std::map<std::int64_t, Batch> batches;
@@ -110,25 +108,23 @@ Trained train(int steps, std::size_t budget = 0, SwapMode swap = SwapMode::autom
   if (budget)
     plan = std::make_unique<MemoryPlan>(twin, pinned_mover(twin),
                                         MemoryPlanOptions{.budget = budget, .swap = swap, .smallest = 256});
-  StepGraph graph(twin, false,
-                  {.backward =
-                       [&] {
-                         std::optional<MemoryPlan::Step> step;
-                         mode().draws = 0;
-                         if (plan) step.emplace(*plan);
-                         flat.zero_gradients();
-                         {
-                           Variable loss = cross_entropy(model(Variable(batch->images)), batch->labels);
-                           flat.backward(loss);
-                           last.copy_from(loss.value());
-                         }
-                         if (step) step->end(), out.peak = std::max(out.peak, plan->measured().peak);
-                         if (step && plan->measured().planned)
-                           out.moved = std::max(out.moved, plan->measured().swapped + plan->measured().recomputed);
-                         step.reset();
-                         sgd.step();
-                       }},
-                  "");
+  const auto backward = [&] {
+    std::optional<MemoryPlan::Step> step;
+    mode().draws = 0;
+    if (plan) step.emplace(*plan);
+    flat.zero_gradients();
+    {
+      Variable loss = cross_entropy(model(Variable(batch->images)), batch->labels);
+      flat.backward(loss);
+      last.copy_from(loss.value());
+    }
+    if (step) step->end(), out.peak = std::max(out.peak, plan->measured().peak);
+    if (step && plan->measured().planned)
+      out.moved = std::max(out.moved, plan->measured().swapped + plan->measured().recomputed);
+    step.reset();
+    sgd.step();
+  };
+  StepGraph graph(twin, false, {.backward = backward}, "");
   for (int k = 0; k < steps; k++) {
     batch = &batches[smaller && k % 8 == 7 ? 48 : 64];
     sgd.sync_hyperparameters();

@@ -27,24 +27,15 @@ Trained train(Backend& backend, const Recipe& r, std::function<void(RunConfig&)>
   Trained out;
   Dataset data = synthetic({.side = 28, .train = r.pictures, .test = 20});
   std::vector<Tensor> all;  // kept, or the allocator gives the same memory again
-  Loader loader(data.train,
-                {.batch = r.batch,
-                 .augment = {.pad_crop = 2, .flip = true},
-                 .mixup = r.mixup,
-                 .seed = 3,
-                 .prefetch = 0,
-                 .transform =
-                     [&](Batch& b) {
-                       if (r.moves) all.push_back(b.images = b.images.clone());
-                     }},
-                backend);
+  LoaderOptions o{
+      .batch = r.batch, .augment = {.pad_crop = 2, .flip = true}, .mixup = r.mixup, .seed = 3, .prefetch = 0};
+  o.transform = [&](Batch& b) {
+    if (r.moves) all.push_back(b.images = b.images.clone());
+  };
+  Loader loader(data.train, o, backend);
   Loader held(data.test, {.batch = 20, .shuffle = false, .prefetch = 0}, backend);
   auto model = make_model("lenet5", 10, 1, 28);
-  RunConfig o;
-  o.optimizer = r.optimizer;
-  o.learning_rate = 0.01;
-  o.clip = 5;
-  auto optimizer = make_optimizer(o);
+  auto optimizer = make_optimizer({.learning_rate = 0.01, .optimizer = r.optimizer, .clip = 5});
   RunConfig options{.epochs = 3, .schedule = "cosine", .progress = false, .accumulate = r.accumulate, .ema = r.ema};
   if (change) change(options);
   Strategy one;
@@ -94,10 +85,7 @@ TEST(RecordedStep, WhatCannotBeRecordedSaysWhyAndTrainsTheSame) {
   EXPECT_EQ(summed.log, "");
   EXPECT_TRUE(holds(summed.said, {"--accumulate"}));
   const Trained refused = same_bits({}, true);
-  EXPECT_EQ(refused.log,
-            "ss[s]sssssssss"
-            "s")
-      << "the gradients of the recording do not count";
+  EXPECT_EQ(refused.log, "ss[s]ssssssssss") << "the gradients of the recording do not count";
   EXPECT_TRUE(holds(refused.said, {"the twin refuses"}));
 }
 
@@ -122,9 +110,7 @@ TEST(RecordedStep, ABatchInOtherMemoryEachTimeIsNotRecorded) {
 TEST(RecordedStep, StepsThatAreLookedAtRunOnTheHost) {
   TemporaryFolder folder;
   const Trained looked = same_bits({}, false, [&](RunConfig& o) {
-    o.profiler.trace = folder.file("trace.json");
-    o.profiler.warm_up = 5;
-    o.profiler.steps = 2;
+    o.profiler = {.dot = {}, .trace = folder.file("trace.json"), .warm_up = 5, .steps = 2};
   });
   EXPECT_EQ(looked.log, "ss[s]rrrrrrrr") << "twelve steps, two of them looked at";
 }
@@ -157,11 +143,8 @@ struct Followed : Twin {
 TEST(RecordedStep, ATraceHasTheDevicesLanesOfTheStepsThatAreLookedAt) {
   TemporaryFolder folder;
   Followed twin;
-  train(twin, {}, [&](RunConfig& o) {
-    o.profiler.trace = folder.file("trace.json");
-    o.profiler.warm_up = 5;
-    o.profiler.steps = 2;
-  });
+  train(twin, {},
+        [&](RunConfig& o) { o.profiler = {.dot = {}, .trace = folder.file("trace.json"), .warm_up = 5, .steps = 2}; });
   const auto trace = nlohmann::json::parse(contents(folder.file("trace.json")));
   std::map<double, std::string> lanes;
   std::map<std::string, int> steps, operations;
@@ -196,12 +179,11 @@ TEST(RecordedStep, WhatCannotBeRecordedKeepsNoCapture) {
   for (const char* how : {"recorded", "refused", "thrown"}) {
     const bool recorded = how == std::string("recorded"), throws = how == std::string("thrown");
     int alive = 0, steps = 0, at_last = -1;
-    Recording recording(
-        [&] {
-          if (++steps == 3 && throws) throw NotRecordable("a value is read on the host");
-          at_last = alive;
-        },
-        std::make_unique<Counting>(alive, !recorded));
+    const auto step = [&] {
+      if (++steps == 3 && throws) throw NotRecordable("a value is read on the host");
+      at_last = alive;
+    };
+    Recording recording(step, std::make_unique<Counting>(alive, !recorded));
     stderr_of([&] {
       for (int i = 0; i < 4; i++) recording();
     });

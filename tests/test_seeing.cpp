@@ -310,13 +310,9 @@ TEST(SeeingFit, EverythingAtOnceAndTheSameWeights) {
   Looked plain([](RunConfig&, const TemporaryFolder&) {});
   EXPECT_EQ(plain.said, "");
   Looked all([](RunConfig& o, const TemporaryFolder& f) {
-    o.profiler = {.summary = true,
-                  .dot = f.file("tape.dot"),
-                  .profile = true,
-                  .trace = f.file("trace.json"),
-                  .memory = true,
-                  .warm_up = 2,
-                  .steps = 5};
+    o.profiler = {.summary = true, .dot = f.file("tape.dot"), .profile = true, .warm_up = 2, .steps = 5};
+    o.profiler.trace = f.file("trace.json");
+    o.profiler.memory = true;
     o.log_every = 4;
   });
   EXPECT_EQ(plain.weights, all.weights) << "looking changed the training";
@@ -423,9 +419,7 @@ TEST(SeeingFit, SummarySaysWhatThisTrainingKeeps) {
     Dataset data = synthetic({.side = 28, .train = 32, .test = 16});
     Loader train(data.train, {.batch = 16}, *backend);
     auto model = make_model("mlp", 10, 1, 28);
-    RunConfig o;
-    o.optimizer = optimizer;
-    auto made = make_optimizer(o);
+    auto made = make_optimizer({.optimizer = optimizer});
     RunConfig options{.epochs = 1, .progress = false, .ema = ema, .stop_after = 1};
     options.profiler.summary = true;
     testing::internal::CaptureStdout();

@@ -9,14 +9,17 @@ namespace {
 
 using Body = std::function<void(Communicator&, Twin&)>;
 
-std::vector<std::string> on_ranks(int n, std::size_t chunk_bytes, const Body& body,
-                                  const InProcessOptions& wire = {.deadline = 20}, double deadline = 20) {
+std::vector<std::string> on_ranks(int n, std::size_t chunk_bytes, const InProcessOptions& wire, double deadline,
+                                  const Body& body) {
   auto ranks = in_process(n, wire);
   return ranks_say(n, [&](int r) {
     AsynchronousTwin twin;
     auto mine = staged(std::move(ranks[r]), twin, {.chunk_bytes = chunk_bytes, .chunks = 3, .deadline = deadline});
     body(*mine, twin);
   });
+}
+std::vector<std::string> on_ranks(int n, std::size_t chunk_bytes, const Body& body) {
+  return on_ranks(n, chunk_bytes, {.deadline = 20}, 20, body);
 }
 
 TEST(Staged, SumsAndMaximaOfAnySize) {
@@ -51,35 +54,30 @@ TEST(Staged, DisagreementIsNamed) {
 TEST(Staged, ARankThatDiesIsNamedAtEveryMessage) {
   for (std::int64_t at : {0, 1, 5, 11, 30}) {
     Outcome outcome;
-    const auto said = on_ranks(3, 40,
-                               [](Communicator& c, Twin& twin) {
-                                 Tensor x = on(twin, of_rank(c.rank(), 101));
-                                 for (int i = 0; i < 3; i++) c.all_reduce(whole(x)).wait();
-                               },
-                               {.deadline = 20, .fault = {Fault::Kind::killed, at}, .outcome = &outcome});
+    const InProcessOptions wire{.deadline = 20, .fault = {Fault::Kind::killed, at}, .outcome = &outcome};
+    const auto said = on_ranks(3, 40, wire, 20, [](Communicator& c, Twin& twin) {
+      Tensor x = on(twin, of_rank(c.rank(), 101));
+      for (int i = 0; i < 3; i++) c.all_reduce(whole(x)).wait();
+    });
     ASSERT_GE(outcome.faulty, 0) << "no message " << at;
-    for (std::size_t r = 0; r < said.size(); r++)
-      EXPECT_TRUE(holds(said[r], {"rank " + std::to_string(outcome.faulty)}));
+    all_say(said, {"rank " + std::to_string(outcome.faulty)});
   }
 }
 
 TEST(Staged, ACopyThatNeverEndsIsNamed) {
   const auto begin = std::chrono::steady_clock::now();
-  const auto said = on_ranks(
-      2, 40,
-      [](Communicator& c, Twin& twin) {
-        Tensor x = on(twin, of_rank(c.rank(), 101));
-        twin.stuck = c.rank() == 1;
-        Work sum = c.all_reduce(whole(x));
-        try {
-          sum.wait();
-        } catch (...) {
-          twin.stuck = false;  // so that the rank can go
-          throw;
-        }
-      },
-      {.deadline = 20}, 1);
-  for (const auto& s : said) EXPECT_TRUE(holds(s, {"rank 1: a copy between device and host has not ended"}));
+  const auto said = on_ranks(2, 40, {.deadline = 20}, 1, [](Communicator& c, Twin& twin) {
+    Tensor x = on(twin, of_rank(c.rank(), 101));
+    twin.stuck = c.rank() == 1;
+    Work sum = c.all_reduce(whole(x));
+    try {
+      sum.wait();
+    } catch (...) {
+      twin.stuck = false;  // so that the rank can go
+      throw;
+    }
+  });
+  all_say(said, {"rank 1: a copy between device and host has not ended"});
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
 }
 

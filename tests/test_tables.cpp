@@ -92,16 +92,12 @@ TEST(Tables, RanksShareEachBatch) {
   }
 }
 
-struct Net : Module {
-  Linear& a = child<Linear>("a", 3, 16, true, true);
-  Linear& b = child<Linear>("b", 16, 2);
-  Variable forward(const Variable& x) override { return b(a(x)); }
-};
+constexpr PlainSizes of_a_table{.features = 3, .hidden = 16, .classes = 2};
 EpochReport fit_table(const Task& task, Strategy& strategy, Ended& run) {
   auto backend = reference_backend(1);
   auto [training, testing] = split(numbers_table(240), 40);
   TableLoader train(training, {.batch = 20}, *backend), test(testing, {.batch = 40, .shuffle = false}, *backend);
-  Net model;
+  Plain model(of_a_table);
   AdamW optimizer({.learning_rate = 0.01});
   const FitReport report = fit(model, task, optimizer, *backend, {train, nullptr, &test}, quiet(12), &strategy);
   run.weights = parameter_values(model);
@@ -137,7 +133,7 @@ TEST(Tasks, SeveralLabelsARowIsRightWhenAllAre) {
   Table t = numbers_table(240);
   for (std::int64_t i = 0; i < 240; i++) t.targets.write<float>()[i * 2] = t.features.data<float>()[i * 3] > 0;
   TableLoader train(t, {.batch = 20}, *backend);
-  Net model;
+  Plain model(of_a_table);
   AdamW optimizer({.learning_rate = 0.02});
   Strategy one;
   fit(model, multi_label(), optimizer, *backend, {train}, quiet(15), &one);
@@ -149,7 +145,7 @@ TEST(Tasks, SeveralLabelsARowIsRightWhenAllAre) {
 TEST(Tables, NamesAndKindsThatDoNotFitAreRefused) {
   auto backend = reference_backend(1);
   TableLoader labels(numbers_table(12), {.batch = 4}, *backend);
-  Net model;
+  Plain model(of_a_table);
   FlatParameters flat(model, *backend, 1);
   EXPECT_REFUSED(confusion_matrix(model, labels), "confusion_matrix", "i32", "[b, classes]");
   EXPECT_REFUSED(Tensor::of(*backend, {1}, {300}, DType::u8), "300", "u8");
@@ -164,7 +160,7 @@ TEST(Tasks, AreAPartOfTheRunsIdentity) {
   auto backend = reference_backend(1);
   TableLoader train(numbers_table(40), {.batch = 20}, *backend);
   for (const Task& task : {regression(), multi_label()}) {
-    Net model;
+    Plain model(of_a_table);
     SGD sgd({.learning_rate = 0.01});
     RunConfig o = quiet(2);
     o.checkpoint = folder.file("run");

@@ -103,8 +103,7 @@ TEST(Optimizers, FollowPyTorchAndTheFormula) {
 TEST(Loading, LoadersAreWhatTheOptionsSay) {
   auto backend = reference_backend(1);
   const Dataset data = synthetic({.side = 8, .channels = 1, .train = 100, .test = 30, .seed = 3});
-  RunConfig o;
-  o.batch = 32;
+  RunConfig o{.batch = 32};
   Loaders all(data, o, *backend);
   EXPECT_EQ(all.train.pictures().count(), 100);
   EXPECT_EQ(all.train.batches_per_epoch(), 3);  // the last, of four pictures, is left out
@@ -131,16 +130,15 @@ TEST(Loading, LoadersAreWhatTheOptionsSay) {
 }
 
 TEST(Optimizers, LarsMeasuresInRanges) {
-  for (const BackendKind& kind : backends()) {
-    std::unique_ptr<Backend> backend = kind.make();
+  on_backends({DType::f32}, [&](Backend& backend, DType) {
     std::unique_ptr<Module> model = mlp(10, 1, 8);
-    FlatParameters flat(*model, *backend, 1);
+    FlatParameters flat(*model, backend, 1);
     const std::vector<double> g = numbers("gradient", flat.parameters());
     std::int64_t at = 0;
     std::vector<double> want{0};
     for (const ParameterRange& s : flat.parameter_ranges()) {
       std::vector<double> part(g.begin() + at, g.begin() + at + s.length);
-      s.leaf->grad.copy_from(Tensor::of(*backend, s.shape, part));
+      s.leaf->grad.copy_from(Tensor::of(backend, s.shape, part));
       s.leaf->has_grad = true;
       at += s.length;
       double ww = 0, gg = 0;
@@ -159,7 +157,7 @@ TEST(Optimizers, LarsMeasuresInRanges) {
     lars.measure({2048, flat.numel()}, true);
     lars.measure({0, 1024}, true);
     EXPECT_TRUE(close("sums of three ranges", lars.sums().values(), want, 1e-6));
-  }
+  });
 }
 
 TEST(Optimizers, OptionsAreCheckedAndChosen) {
@@ -186,16 +184,15 @@ TEST(Optimizers, OptionsAreCheckedAndChosen) {
 
 // ---- averages -------------------------------------------------------------------------------------------------------
 TEST(Averages, FollowTheFormulaAndSwapExactly) {
-  for (const BackendKind& kind : backends()) {
-    std::unique_ptr<Backend> backend = kind.make();
+  on_backends({DType::f32}, [&](Backend& backend, DType) {
     Small model;
-    FlatParameters flat(model, *backend, 1);
+    FlatParameters flat(model, backend, 1);
     BoundSgd sgd(flat, {.learning_rate = 0.1});
     Ema ema(flat, 0.3);
     std::vector<double> average = flat.values.values();
     for (int t = 1; t <= 5; t++) {
       for (const ParameterRange& s : flat.parameter_ranges()) {
-        s.leaf->grad.copy_from(Tensor::of(*backend, s.shape, numbers(s.name + std::to_string(t), s.shape.numel())));
+        s.leaf->grad.copy_from(Tensor::of(backend, s.shape, numbers(s.name + std::to_string(t), s.shape.numel())));
         s.leaf->has_grad = true;
       }
       flat.buffers.fill(t);
@@ -219,12 +216,12 @@ TEST(Averages, FollowTheFormulaAndSwapExactly) {
     EXPECT_EQ(flat.values.values(), raw);
     EXPECT_EQ(ema.values.values(), held);
 
-    Tensor loss = Tensor::full(*backend, {}, NAN);  // a step that is not applied leaves the average alone
+    Tensor loss = Tensor::full(backend, {}, NAN);  // a step that is not applied leaves the average alone
     sgd.if_not_finite = IfNotFinite::skip;
     EXPECT_EQ(sgd.step(&loss), StepResult::not_finite);
     ema.update(sgd);
     EXPECT_EQ(ema.values.values(), held);
-  }
+  });
 }
 
 TEST(Averages, AreWhatFitEvaluatesAndLeaves) {
@@ -234,8 +231,7 @@ TEST(Averages, AreWhatFitEvaluatesAndLeaves) {
       test(data.test, {.batch = 50, .shuffle = false}, *backend);
   Small model;
   SGD sgd({.learning_rate = 0.05, .momentum = 0.9});
-  RunConfig options = quiet(2);
-  options.ema = 0.9;
+  const RunConfig options{.epochs = 2, .progress = false, .ema = 0.9};
   FitReport report = fit(model, cross_entropy_loss(), sgd, *backend, {train, nullptr, &test}, options);
   Evaluation e = evaluate(model, test);
   EXPECT_EQ(e.loss, *report.epochs.back().test_loss);
@@ -247,17 +243,15 @@ TEST(Averages, AreWhatFitEvaluatesAndLeaves) {
 
 // ---- accumulation ---------------------------------------------------------------------------------------------------
 TEST(Accumulating, IsTheMeanOverAllPicturesOfTheStep) {
-  for (const BackendKind& kind : backends()) {
-    std::unique_ptr<Backend> backend = kind.make();
+  on_backends({DType::f32}, [&](Backend& backend, DType) {
     Dataset data = pictures(50);  // batches of 8: six whole ones and one of 2; steps of 24, 24 and 2
     auto train = [&](std::int64_t batch, int accumulate, double clip, double* loss) {
-      Loader loader(data.train, {.batch = batch, .seed = 5}, *backend);
+      Loader loader(data.train, {.batch = batch, .seed = 5}, backend);
       Plain model;
       SGD sgd({.learning_rate = 0.1, .momentum = 0.9});
       sgd.clip_norm = clip;
-      RunConfig options = quiet(3);
-      options.accumulate = accumulate;
-      FitReport report = fit(model, cross_entropy_loss(), sgd, *backend, {loader}, options);
+      const RunConfig options{.epochs = 3, .progress = false, .accumulate = accumulate};
+      FitReport report = fit(model, cross_entropy_loss(), sgd, backend, {loader}, options);
       EXPECT_EQ(report.steps, 9);
       *loss = report.epochs.back().train_loss;
       return weights_of(model);
@@ -265,10 +259,10 @@ TEST(Accumulating, IsTheMeanOverAllPicturesOfTheStep) {
     for (double clip : {0.0, 0.5}) {
       double one, three;
       const std::vector<double> whole = train(24, 1, clip, &one), parts = train(8, 3, clip, &three);
-      EXPECT_TRUE(close(kind.name, parts, whole, 1e-5));
+      EXPECT_TRUE(close(backend.name(), parts, whole, 1e-5));
       EXPECT_NEAR(one, three, 1e-5);
     }
-  }
+  });
 }
 
 TEST(Accumulating, HooksFireOnceAStepAndABadBatchIsFound) {
@@ -292,16 +286,11 @@ TEST(Accumulating, HooksFireOnceAStepAndABadBatchIsFound) {
   }
   EXPECT_EQ(steps, 2);
 
-  Loader bad(data.train,
-             {.batch = 8,
-              .prefetch = 0,
-              .transform =
-                  [](Batch& b) {
-                    if (b.epoch == 1 && b.index == 1) b.images.fill(NAN);
-                  }},
-             *backend);
-  RunConfig options = quiet(2);
-  options.accumulate = 2;
+  const auto spoil = [](Batch& b) {
+    if (b.epoch == 1 && b.index == 1) b.images.fill(NAN);
+  };
+  Loader bad(data.train, {.batch = 8, .prefetch = 0, .transform = spoil}, *backend);
+  const RunConfig options{.epochs = 2, .progress = false, .accumulate = 2};
   EXPECT_REFUSED(fit(model, cross_entropy_loss(), sgd, *backend, {bad}, options), "step 4 ", "epoch 2, batch 2",
                  "pictures");
 }
@@ -329,6 +318,7 @@ struct Recipe {
   double ema = 0.9, mixup = 0.4;
   int accumulate = 1;
   int epochs = 13;  // of 24 batches: 312 steps
+  BackendKind on = backends()[0];
 };
 
 class Checkpoint : public testing::Test {
@@ -342,11 +332,7 @@ class Checkpoint : public testing::Test {
   // A run of its own, with everything made anew, as another process would.
   FitReport run(const Recipe& r, RunConfig options, std::vector<double>* out = nullptr,
                 std::function<void(Batch&)> transform = {}) {
-    return run(kind, r, std::move(options), out, std::move(transform));
-  }
-  FitReport run(const BackendKind& on, const Recipe& r, RunConfig options, std::vector<double>* out = nullptr,
-                std::function<void(Batch&)> transform = {}) {
-    std::unique_ptr<Backend> backend = on.make();
+    std::unique_ptr<Backend> backend = r.on.make();
     backend->deterministic(true);
     Loader train(data.train,
                  {.batch = 16,
@@ -358,11 +344,8 @@ class Checkpoint : public testing::Test {
                  *backend);
     Loader held(data.test, {.batch = 10, .dtype = r.dtype, .shuffle = false, .transform = at_evaluation}, *backend);
     Small model;
-    RunConfig o;
-    o.optimizer = r.optimizer;
-    o.learning_rate = r.optimizer == "adamw" ? 0.003 : 0.05;
-    o.clip = 5;
-    std::unique_ptr<Optimizer> optimizer = make_optimizer(o);
+    const auto optimizer =
+        make_optimizer({.learning_rate = r.optimizer == "adamw" ? 0.003 : 0.05, .optimizer = r.optimizer, .clip = 5});
     options.progress = false;
     options.epochs = r.epochs;
     options.ema = r.ema;
@@ -402,25 +385,23 @@ TEST_F(Checkpoint, ResumingGivesTheUninterruptedRunBitForBit) {
                                                       {"accumulate", {.mixup = 0, .accumulate = 2, .epochs = 25}}};
   for (const BackendKind& many : backends()) {
     if (many.name == "reference") continue;  // the same code, many times slower
-    for (const auto& [name, recipe] : recipes) {
+    for (auto [name, recipe] : recipes) {
       if (!many.make()->supports(recipe.dtype)) continue;
       const bool alone = name != "sgd";  // one recipe on several threads is enough
-      const BackendKind kind{many.name, [&](int threads) { return many.make_with(alone ? 1 : threads); }};
-      SCOPED_TRACE(kind.name + " " + name);
+      recipe.on = {many.name, [&](int threads) { return many.make_with(alone ? 1 : threads); }};
+      const std::string run_folder = folder.file(many.name + name), parts_folder = run_folder + " in parts";
+      SCOPED_TRACE(many.name + " " + name);
       std::vector<double> whole, parts;
-      RunConfig straight{.checkpoint = folder.file(kind.name + name), .stop_after = 300};
-      FitReport one = run(kind, recipe, straight, &whole);
+      FitReport one = run(recipe, {.checkpoint = run_folder, .stop_after = 300}, &whole);
       ASSERT_EQ(one.steps, 300);
       ASSERT_TRUE(one.stopped);
 
       // 100 steps end in the middle of an epoch, 120 and 240 with one; the rest goes on in the same folder.
-      RunConfig in_parts;
-      const std::string parts_folder = folder.file(kind.name + name + " in parts");
-      in_parts.checkpoint = parts_folder;
+      RunConfig in_parts{.checkpoint = parts_folder};
       std::vector<EpochReport> epochs;
       for (std::int64_t stop : {100, 120, 240, 241, 300}) {
         in_parts.stop_after = stop;
-        FitReport part = run(kind, recipe, in_parts, &parts);
+        FitReport part = run(recipe, in_parts, &parts);
         EXPECT_EQ(part.steps, stop);
         EXPECT_TRUE(part.differences.empty()) << part.differences[0];
         epochs.insert(epochs.end(), part.epochs.begin(), part.epochs.end());
@@ -431,7 +412,7 @@ TEST_F(Checkpoint, ResumingGivesTheUninterruptedRunBitForBit) {
       ASSERT_EQ(epochs.size(), one.epochs.size());
       for (std::size_t i = 0; i < epochs.size(); i++) expect_same(epochs[i], one.epochs[i]);
       // Not only the model: optimizer, averages, sums of the running epoch, counters.
-      EXPECT_TRUE(contents(last(kind.name + name)) == contents(last(kind.name + name + " in parts")))
+      EXPECT_TRUE(contents(run_folder + "/last.safetensors") == contents(parts_folder + "/last.safetensors"))
           << "the checkpoints differ";
     }
   }
@@ -481,7 +462,7 @@ TEST_F(Checkpoint, NamesWhatDiffers) {
   const BackendKind one_thread{kind.name, [&](int) { return kind.make_with(1); }};
   options.seed = 1;
   options.settings = {{"--model", "small"}};
-  report = run(one_thread, {}, options);
+  report = run({.on = one_thread}, options);
   ASSERT_FALSE(report.differences.empty());
   EXPECT_EQ(report.differences.back(), "threads was 2 and is 1");
 }
@@ -670,17 +651,17 @@ TEST_F(Checkpoint, TheLastGoodOneStaysWhenAValueIsNotFinite) {
 
 // A signal that comes while pictures are evaluated does not wait for the next step; the rest is the same bit for bit.
 TEST_F(Checkpoint, ASignalEndsAnEvaluation) {
-  const BackendKind kind{backends()[0].name, [](int) { return backends()[0].make_with(1); }};
+  const BackendKind one_thread{kind.name, [&](int) { return kind.make_with(1); }};
   std::vector<double> whole, parts;
-  const Recipe recipe{.epochs = 2};
+  const Recipe recipe{.epochs = 2, .on = one_thread};
   RunConfig options{.checkpoint = folder.file("straight")};
-  FitReport straight = run(kind, recipe, options, &whole);
+  FitReport straight = run(recipe, options, &whole);
   options.checkpoint = folder.file("run");
   std::atomic<int> made = 0;
   at_evaluation = [&](Batch&) {
     if (made++ == 0) std::raise(SIGTERM);
   };
-  FitReport stopped = run(kind, recipe, options);
+  FitReport stopped = run(recipe, options);
   EXPECT_LT(made, 6) << "of 10 batches; two are made ahead";
   EXPECT_TRUE(stopped.stopped);
   EXPECT_EQ(stopped.steps, 24);
@@ -688,7 +669,7 @@ TEST_F(Checkpoint, ASignalEndsAnEvaluation) {
   EXPECT_EQ(stopping_signal(), SIGTERM);
   at_evaluation = {};
   options.resume = options.checkpoint;
-  FitReport rest = run(kind, recipe, options, &parts);
+  FitReport rest = run(recipe, options, &parts);
   EXPECT_EQ(rest.steps, 48);
   EXPECT_EQ(parts, whole);
   ASSERT_EQ(rest.epochs.size(), 2u);
@@ -703,8 +684,7 @@ TEST(Patience, StopsWhenValidationNoLongerImproves) {
       held(data.test, {.batch = 50, .shuffle = false}, *backend);
   Plain model;
   SGD still({.learning_rate = 0});  // nothing changes: the first epoch stays the best
-  RunConfig options = quiet(10);
-  options.patience = 3;
+  RunConfig options{.epochs = 10, .progress = false, .patience = 3};
   FitReport report = fit(model, cross_entropy_loss(), still, *backend, {train, &held}, options);
   EXPECT_EQ(report.epochs.size(), 4u);
   EXPECT_TRUE(report.stopped);
@@ -724,8 +704,7 @@ TEST(Patience, StopsWhenValidationNoLongerImproves) {
   }
   options.patience = 5;
   EXPECT_EQ(fit(model, cross_entropy_loss(), still, *backend, {train, &held}, options).epochs.size(), 2u);
-  options = quiet(10);
-  options.patience = 3;
+  options = {.epochs = 10, .progress = false, .patience = 3};
   SGD learns({.learning_rate = 0.02, .momentum = 0.9});
   report = fit(model, cross_entropy_loss(), learns, *backend, {train, &held}, options);
   for (const EpochReport& e : report.epochs)

@@ -1,6 +1,5 @@
 // The tuner: what it predicts of a minibatch that it has not run, what it chooses, and the learning rate that goes with
 // it.
-#include "layers/optim/flat_parameters.h"
 #include "layers/train/tuner.h"
 #include "tests/training.h"
 

@@ -19,10 +19,23 @@ struct Tiny : Module {
 };
 
 // No batch norm: a batch in parts has the gradient of the whole.
+struct PlainSizes {
+  std::int64_t features = 64, hidden = 32, classes = 10;
+  bool bias = true;  // of the last layer
+};
 struct Plain : Module {
-  Linear& fc1 = child<Linear>("fc1", 64, 32, true, true);
-  Linear& fc2 = child<Linear>("fc2", 32, 10);
+  Linear &fc1, &fc2;
+  explicit Plain(const PlainSizes& s = {})
+      : fc1(child<Linear>("fc1", s.features, s.hidden, true, true)),
+        fc2(child<Linear>("fc2", s.hidden, s.classes, s.bias)) {}
   Variable forward(const Variable& x) override { return fc2(fc1(flatten(x))); }
+};
+
+// An operation that passes no gradient on.
+struct SilentNode : Node {
+  static constexpr auto name = "silent";
+  SilentNode() : Node(name) {}
+  void backward(Tensor, std::span<GradientSlot>) override {}
 };
 
 struct BoundSgd : SGD {

@@ -7,42 +7,21 @@
 #include <cstdio>
 #include <map>
 
-#include "core/random.h"
-#include "layers/models/models.h"
 #include "layers/train/options.h"
 #include "layers/train/strategy.h"
+#include "tests/bench/pictures.h"
 #include "tests/bench/timing.h"
 
 using namespace tandem;
 
 namespace {
 
-struct StepLoop {
-  std::unique_ptr<Module> model;
-  FlatParameters flat;
-  SGD sgd{{.learning_rate = 1e-3, .momentum = 0.9}};
-  Variable images;
-  Tensor labels;
-
-  StepLoop(Backend& backend, const std::string& name, std::int64_t batch, const FlatMemory& memory)
-      : model(make_model(name, 10, gray(name) ? 1 : 3, gray(name) ? 28 : 32)), flat(*model, backend, 1, memory) {
-    const Shape shape = gray(name) ? Shape{batch, 28, 28, 1} : Shape{batch, 32, 32, 3};
-    std::vector<double> pixels(std::size_t(shape.numel())), classes(static_cast<std::size_t>(batch));
-    Philox random(3, Stream::test);
-    for (std::size_t i = 0; i < pixels.size(); i++) pixels[i] = 2 * uniform(random.word(std::uint32_t(i))) - 1;
-    for (std::size_t i = 0; i < classes.size(); i++) classes[i] = double(i % 10);
-    images = Variable(Tensor::of(backend, shape, pixels));
-    labels = Tensor::of(backend, {batch}, classes, DType::i32);
-  }
-  static bool gray(const std::string& name) { return name == "smallcnn" || name == "lenet5"; }
-
-  void step(Strategy& strategy) {
-    const Variable loss = cross_entropy((*model)(images), labels);
-    flat.zero_gradients();
-    flat.backward(loss, 1.0 / strategy.size());
-    strategy.step(sgd, loss);
-  }
-};
+void step_of(TimedModel& t, Strategy& strategy) {
+  const Variable loss = cross_entropy((*t.model)(t.images), t.labels);
+  t.flat.zero_gradients();
+  t.flat.backward(loss, 1.0 / strategy.size());
+  strategy.step(t.sgd, loss);
+}
 
 }  // namespace
 
@@ -54,7 +33,7 @@ int main(int argc, char** argv) {
       const std::int64_t batch = std::atoll(argv[a + 1]);
       Strategy nothing;
       auto strategy = strategy_from_environment();
-      StepLoop alone(*backend, name, batch, {}), shared(*backend, name, batch, strategy->memory());
+      TimedModel alone(*backend, name, batch), shared(*backend, name, batch, DType::f32, strategy->memory());
       alone.sgd.bind(alone.flat);
       shared.sgd.bind(shared.flat);
       strategy->begin(shared.flat, shared.sgd);
@@ -64,10 +43,10 @@ int main(int argc, char** argv) {
         strategy->begin(shared.flat, shared.sgd);
         return std::map<std::string, double>(all.begin(), all.end());
       };
-      auto block = [&](StepLoop& t, Strategy& s, int steps) {
+      auto block = [&](TimedModel& t, Strategy& s, int steps) {
         strategy->sum({});  // all ranks begin together
         return milliseconds([&] {
-                 for (int i = 0; i < steps; i++) t.step(s);
+                 for (int i = 0; i < steps; i++) step_of(t, s);
                }) /
                steps;
       };

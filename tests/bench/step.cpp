@@ -20,11 +20,9 @@
 #include "autograd/recorder.h"
 #include "core/cpu/convolution.h"
 #include "core/launch.h"
-#include "core/random.h"
-#include "layers/models/models.h"
-#include "layers/optim/optimizer.h"
 #include "layers/train/metrics.h"
 #include "layers/train/options.h"
+#include "tests/bench/pictures.h"
 #include "tests/bench/timing.h"
 
 using namespace tandem;
@@ -50,31 +48,15 @@ double calibration() {
 }
 
 // ---- our step -------------------------------------------------------------------------------------------------------
-struct Ours {
-  std::unique_ptr<Module> model;
-  std::unique_ptr<FlatParameters> flat;
-  SGD sgd{{.learning_rate = 1e-3, .momentum = 0.9}};
-  Variable images;
-  Tensor labels;
-
-  Ours(Backend& backend, const std::string& name, DType dtype, std::int64_t pictures = batch) {
-    bool small = name == "lenet5" || name == "smallcnn";
-    std::int64_t channels = small ? 1 : 3, side = small ? 28 : 32;
-    model = make_model(name, 10, int(channels), int(side));
-    flat = std::make_unique<FlatParameters>(*model, backend, 1);
-    sgd.bind(*flat);
-    Shape shape{pictures, side, side, channels};
-    std::vector<double> pixels(shape.numel()), classes(pictures);
-    Philox random(3, Stream::test);
-    for (std::size_t i = 0; i < pixels.size(); i++) pixels[i] = 2 * uniform(random.word(std::uint32_t(i))) - 1;
-    for (std::size_t i = 0; i < classes.size(); i++) classes[i] = double(i % 10);
-    images = Variable(Tensor::of(backend, shape, pixels, dtype));
-    labels = Tensor::of(backend, {pictures}, classes, DType::i32);
+struct Ours : TimedModel {
+  Ours(Backend& backend, const std::string& name, DType dtype, std::int64_t pictures = batch)
+      : TimedModel(backend, name, pictures, dtype) {
+    sgd.bind(flat);
   }
   void step() {
     Variable loss = cross_entropy((*model)(images), labels);
-    flat->zero_gradients();
-    flat->backward(loss);
+    flat.zero_gradients();
+    flat.backward(loss);
     sgd.step(&loss.value());
   }
 };
@@ -91,7 +73,7 @@ struct Work {
 };
 
 Work work_of(Ours& ours) {
-  Work w{.parameters = double(ours.flat->parameters())};
+  Work w{.parameters = double(ours.flat.parameters())};
   NoGrad off;
   Recorder recorder;
   (*ours.model)(ours.images);

@@ -271,15 +271,13 @@ Values trained(Backend& backend, DType type, int steps, bool eagerly) {
   sgd.bind(flat, 1);
   sgd.if_not_finite = IfNotFinite::wait;  // the step is recorded
   Batch batch;
-  StepGraph step(backend, false,
-                 {.backward =
-                      [&] {
-                        Variable l = cross_entropy((*model)(Variable(batch.images)), batch.labels);
-                        flat.zero_gradients();
-                        flat.backward(sgd.scaled(l));
-                        sgd.step(&l.value());
-                      }},
-                 "");
+  const auto backward = [&] {
+    Variable l = cross_entropy((*model)(Variable(batch.images)), batch.labels);
+    flat.zero_gradients();
+    flat.backward(sgd.scaled(l));
+    sgd.step(&l.value());
+  };
+  StepGraph step(backend, false, {.backward = backward}, "");
   for (int epoch = 0; steps > 0; epoch++) {
     loader.start(epoch);
     for (; steps > 0 && loader.next(batch); steps--) {

@@ -35,16 +35,14 @@ Values losses(Backend& backend, const std::string& name, std::int64_t batch_size
   sgd.if_not_finite = IfNotFinite::wait;  // the step is recorded
   Batch batch;
   Tensor last(backend, Shape{});
-  StepGraph step(backend, false,
-                 {.backward =
-                      [&] {
-                        Variable l = cross_entropy((*model)(Variable(batch.images)), batch.labels);
-                        flat.zero_gradients();
-                        flat.backward(l);
-                        sgd.step(&l.value());
-                        last.copy_from(l.value());
-                      }},
-                 "");
+  const auto backward = [&] {
+    Variable l = cross_entropy((*model)(Variable(batch.images)), batch.labels);
+    flat.zero_gradients();
+    flat.backward(l);
+    sgd.step(&l.value());
+    last.copy_from(l.value());
+  };
+  StepGraph step(backend, false, {.backward = backward}, "");
   Values all;
   for (int epoch = 0; int(all.size()) < steps; epoch++) {
     sgd.epoch(std::uint32_t(epoch));
