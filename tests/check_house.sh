@@ -14,7 +14,7 @@ done <<'END'
 core 7128
 autograd 3519
 layers 7062
-datasets 2225
+datasets 2112
 cuda 2706
 dist 12801
 examples 1176
