@@ -17,7 +17,7 @@ layers 6925
 datasets 2112
 cuda 2706
 dist 12801
-examples 1176
+examples 1134
 examples/course 1200
 tests 23747
 END
