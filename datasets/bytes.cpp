@@ -9,11 +9,10 @@
 
 namespace tandem {
 
-void ByteSource::read(void* to, std::size_t bytes, std::uint64_t total) {
+const std::uint8_t* ByteSource::read(std::size_t bytes) {
   if (bytes > bytes_.size() - position_)
-    reject("truncated after ", bytes_.size(), " bytes, expected ", std::max<std::uint64_t>(total, position_ + bytes));
-  std::copy_n(bytes_.data() + position_, bytes, static_cast<std::uint8_t*>(to));
-  position_ += bytes;
+    reject("truncated after ", bytes_.size(), " bytes, expected ", position_ + bytes);
+  return bytes_.data() + std::exchange(position_, position_ + bytes);
 }
 
 void ByteSource::expect_array(const Shape& shape, std::size_t width) const {
@@ -29,13 +28,23 @@ void ByteSource::expect_array(const Shape& shape, std::size_t width) const {
 Tensor ByteSource::read_array(const Shape& shape, DType dtype) {
   expect_array(shape, size_of(dtype));
   Tensor t = host_tensor(shape, dtype);
-  read(t.raw_write(), t.bytes());
+  std::memcpy(t.raw_write(), read(t.bytes()), t.bytes());
   expect_end();
   return t;
 }
 
 void ByteSource::expect_end() const {
   if (position_ < bytes_.size()) reject("goes on after ", position_, " bytes, expected its end there");
+}
+
+Tensor ByteSource::classes_in(const Tensor& numbers, int classes) const {
+  const std::vector<double> values = numbers.values();
+  const auto wrong = std::ranges::find_if(values, [&](double v) { return v < 0 || v >= classes; });
+  if (wrong != values.end())
+    mistaken("label ", *wrong, " at position ", wrong - values.begin(), ", expected 0 to ", classes - 1);
+  Tensor labels = host_tensor({numbers.size(0)}, DType::i32);
+  std::ranges::copy(values, labels.write<std::int32_t>());
+  return labels;
 }
 
 ByteSource open_bytes(const std::filesystem::path& path, const std::string& remedy, Promise promise) {

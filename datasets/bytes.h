@@ -18,14 +18,16 @@ class ByteSource {
   ByteSource(std::filesystem::path path, std::string remedy, std::vector<std::uint8_t> bytes)
       : path_(std::move(path)), remedy_(std::move(remedy)), bytes_(std::move(bytes)) {}
 
-  // Reads exactly `bytes` bytes, or throws Error "truncated after …, expected `total`"; 0: the bytes read so far.
-  void read(void* to, std::size_t bytes, std::uint64_t total = 0);
+  // The next `bytes` bytes; throws Error "truncated after …, expected …" when the file has fewer.
+  const std::uint8_t* read(std::size_t bytes);
   // Reads the array that ends the file into host memory.
   Tensor read_array(const Shape& shape, DType dtype);
   // Throws when the file does not hold the array that its header announces, before memory is allocated for it: the
   // header may be damaged. `width`: bytes of an element.
   void expect_array(const Shape& shape, std::size_t width) const;
   void expect_end() const;  // throws when there are bytes left
+  // The classes that an array of whole numbers [N] names, as i32 [N]. Throws for a number that is not below `classes`.
+  Tensor classes_in(const Tensor& numbers, int classes = 1 << 20) const;
 
   const std::vector<std::uint8_t>& all() const { return bytes_; }
   const std::filesystem::path& path() const { return path_; }

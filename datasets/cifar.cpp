@@ -1,33 +1,26 @@
-#include "datasets/cifar.h"
+#include "datasets/readers.h"
 
-#include <algorithm>
-#include <iterator>
-#include <sstream>
+#include "core/text.h"
 
 namespace tandem {
 namespace {
 
 constexpr std::int64_t side = 32, plane = side * side;
 
-std::vector<std::string> words(const std::string& text) {
-  std::istringstream in(text);
-  return {std::istream_iterator<std::string>(in), {}};
-}
-
-const std::vector<std::string> ten = words("airplane automobile bird cat deer dog frog horse ship truck");
-const std::vector<std::string> hundred = words(
+const char* const ten = "airplane automobile bird cat deer dog frog horse ship truck";
+const char* const hundred =
     "apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can "
     "castle caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup dinosaur dolphin "
     "elephant flatfish forest fox girl hamster house kangaroo keyboard lamp lawn_mower leopard lion lizard "
     "lobster man maple_tree motorcycle mountain mouse mushroom oak_tree orange orchid otter palm_tree pear "
     "pickup_truck pine_tree plain plate poppy porcupine possum rabbit raccoon ray road rocket rose sea seal shark "
     "shrew skunk skyscraper snail snake spider squirrel streetcar sunflower sweet_pepper table tank telephone "
-    "television tiger tractor train trout tulip turtle wardrobe whale willow_tree wolf woman worm");
-const std::vector<std::string> twenty = words(
+    "television tiger tractor train trout tulip turtle wardrobe whale willow_tree wolf woman worm";
+const char* const twenty =
     "aquatic_mammals fish flowers food_containers fruit_and_vegetables household_electrical_devices "
     "household_furniture insects large_carnivores large_man-made_outdoor_things large_natural_outdoor_scenes "
     "large_omnivores_and_herbivores medium_mammals non-insect_invertebrates people reptiles small_mammals trees "
-    "vehicles_1 vehicles_2");
+    "vehicles_1 vehicles_2";
 
 // A picture is a red, a green and a blue plane. Planar → [H, W, C].
 void interleave(const std::uint8_t* planes, std::uint8_t* __restrict pixels) {
@@ -40,14 +33,8 @@ void interleave(const std::uint8_t* planes, std::uint8_t* __restrict pixels) {
 }
 
 Pictures part(const std::string& name, const std::filesystem::path& folder, const std::vector<std::string>& files,
-              std::int64_t count, const CifarLayout& layout, const std::vector<std::string>& classes,
-              const std::string& remedy) {
-  const std::int64_t n = count * std::int64_t(files.size());
-  Pictures p{.name = name,
-             .images = host_tensor({n, side, side, 3}, DType::u8),
-             .labels = host_tensor({n}, DType::i32),
-             .classes = int(classes.size()),
-             .class_names = classes};
+              std::int64_t count, const CifarLayout& layout, const char* classes, const std::string& remedy) {
+  Pictures p = blank_pictures(name, {count * std::int64_t(files.size()), side, side, 3}, parts_of(classes, ' '));
   std::uint8_t* pixels = p.images.write<std::uint8_t>();
   std::int32_t* labels = p.labels.write<std::int32_t>();
   for (const std::string& file : files) {
@@ -64,11 +51,8 @@ Pictures part(const std::string& name, const std::filesystem::path& folder, cons
 void read_cifar(ByteSource& file, const CifarLayout& layout, std::int64_t count, std::uint8_t* pixels,
                 std::int32_t* labels) {
   const std::int64_t before = std::int64_t(layout.bounds.size()), record = before + 3 * plane;
-  constexpr std::int64_t some = 64;  // records at a time: they stay in cache until they are interleaved
-  std::vector<std::uint8_t> buffer(some * record);
-  for (std::int64_t i = 0; i < count; i++) {
-    if (i % some == 0) file.read(buffer.data(), std::min(some, count - i) * record, count * record);
-    const std::uint8_t* r = buffer.data() + i % some * record;
+  const std::uint8_t* r = file.read(std::size_t(count * record));
+  for (std::int64_t i = 0; i < count; i++, r += record) {
     for (std::int64_t k = 0; k < before; k++)
       if (r[k] >= layout.bounds[k])
         file.reject("label ", int(r[k]), " in record ", i, ", expected 0 to ", layout.bounds[k] - 1);
@@ -82,13 +66,10 @@ Dataset cifar10(const std::filesystem::path& folder, std::int64_t pictures_per_f
   const std::string remedy = "run " + download_command("cifar-10", folder);
   const std::vector<std::string> training = {"data_batch_1.bin", "data_batch_2.bin", "data_batch_3.bin",
                                              "data_batch_4.bin", "data_batch_5.bin"};
-  Dataset d{"cifar-10", part("cifar-10 train", folder, training, pictures_per_file, {{10}}, ten, remedy),
-            part("cifar-10 test", folder, {"test_batch.bin"}, pictures_per_file, {{10}}, ten, remedy)};
-  for (Pictures* p : {&d.train, &d.test}) {
-    p->mean = {0.49139968f, 0.48215841f, 0.44653091f};  // of the 50 000 training pictures
-    p->std = {0.24703223f, 0.24348513f, 0.26158784f};
-  }
-  return d;
+  return Dataset::of_parts("cifar-10", part("cifar-10 train", folder, training, pictures_per_file, {{10}}, ten, remedy),
+                           part("cifar-10 test", folder, {"test_batch.bin"}, pictures_per_file, {{10}}, ten, remedy),
+                           {0.49139968f, 0.48215841f, 0.44653091f},  // of the 50 000 training pictures
+                           {0.24703223f, 0.24348513f, 0.26158784f});
 }
 
 Dataset cifar100(const std::filesystem::path& folder, CifarLabels labels, std::int64_t training, std::int64_t testing) {
@@ -96,11 +77,9 @@ Dataset cifar100(const std::filesystem::path& folder, CifarLabels labels, std::i
   const bool fine = labels == CifarLabels::fine;
   const std::string name = fine ? "cifar-100" : "cifar-100-coarse";
   const CifarLayout layout{{20, 100}, fine ? 1u : 0u};
-  const auto& classes = fine ? hundred : twenty;
-  Dataset d{name, part(name + " train", folder, {"train.bin"}, training, layout, classes, remedy),
-            part(name + " test", folder, {"test.bin"}, testing, layout, classes, remedy)};
-  measure(d);
-  return d;
+  const char* classes = fine ? hundred : twenty;
+  return Dataset::of_parts(name, part(name + " train", folder, {"train.bin"}, training, layout, classes, remedy),
+                           part(name + " test", folder, {"test.bin"}, testing, layout, classes, remedy));
 }
 
 }  // namespace tandem

@@ -6,15 +6,11 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <tuple>
 
 #include "core/backend.h"
 #include "core/random.h"
 #include "core/text.h"
-#include "datasets/cifar.h"
-#include "datasets/folder.h"
-#include "datasets/mnist.h"
-#include "datasets/npy.h"
+#include "datasets/readers.h"
 #include "datasets/synthetic.h"
 
 namespace tandem {
@@ -25,20 +21,22 @@ namespace fs = std::filesystem;
 // ---- data sets by name ----------------------------------------------------------------------------------------------
 struct NamedSet {
   std::string name;
-  Dataset (*load)(const fs::path& folder);  // of its files; a set that is generated has none
   std::string folder, file;                 // the folder that the official archive makes, and the first file in it
+  Dataset (*load)(const fs::path& folder);  // of its files; a set that is generated has none
 };
 
 const NamedSet named_sets[] = {
-    {"mnist", mnist, "mnist", "train-images-idx3-ubyte"},
-    {"fashion-mnist", fashion_mnist, "fashion-mnist", "train-images-idx3-ubyte"},
-    {"cifar-10", [](const fs::path& f) { return cifar10(f); }, "cifar-10-batches-bin", "data_batch_1.bin"},
-    {"cifar-100", [](const fs::path& f) { return cifar100(f); }, "cifar-100-binary", "train.bin"},
-    {"cifar-100-coarse", [](const fs::path& f) { return cifar100(f, CifarLabels::coarse); }, "cifar-100-binary",
-     "train.bin"},
-    {"synthetic-mnist", [](const fs::path&) { return synthetic({.name = "synthetic-mnist"}); }, "", ""},
-    {"synthetic-fashion-mnist", [](const fs::path&) { return synthetic(SyntheticOptions::fashion_mnist()); }, "", ""},
-    {"synthetic-cifar-10", [](const fs::path&) { return synthetic(SyntheticOptions::cifar10()); }, "", ""}};
+    {"mnist", "mnist", "train-images-idx3-ubyte", mnist},
+    {"fashion-mnist", "fashion-mnist", "train-images-idx3-ubyte", fashion_mnist},
+    {"cifar-10", "cifar-10-batches-bin", "data_batch_1.bin", [](const fs::path& f) { return cifar10(f); }},
+    {"cifar-100", "cifar-100-binary", "train.bin", [](const fs::path& f) { return cifar100(f); }},
+    {"cifar-100-coarse", "cifar-100-binary", "train.bin",
+     [](const fs::path& f) { return cifar100(f, CifarLabels::coarse); }},
+    {"synthetic-mnist", "", "", [](const fs::path&) { return synthetic({.name = "synthetic-mnist"}); }},
+    {"synthetic-fashion-mnist", "", "", [](const fs::path&) { return synthetic({.name = "synthetic-fashion-mnist"}); }},
+    {"synthetic-cifar-10", "", "", [](const fs::path&) {
+       return synthetic({.name = "synthetic-cifar-10", .side = 32, .channels = 3, .train = 50000});
+     }}};
 
 const NamedSet* find_set(const std::string& name) {
   const auto found = std::ranges::find(named_sets, name, &NamedSet::name);
@@ -51,9 +49,6 @@ const NamedSet& files_of(const std::string& name) {
     refuse("no files belong to a data set called ", name, ": choose mnist, fashion-mnist, cifar-10 or cifar-100");
   return *set;
 }
-
-// The name under which the files are downloaded: both kinds of labels are in the same files.
-std::string archive_of(const std::string& name) { return name.starts_with("cifar-100") ? "cifar-100" : name; }
 
 // The committed part of Fashion-MNIST, next to the program's folder or in the working directory; empty if it is not
 // there.
@@ -95,7 +90,9 @@ Dataset load_dataset(const std::string& given, const fs::path& directory, const 
   if ((folder.size || folder.skip_broken) && !is_folder)
     refuse(given, ": is no folder of pictures, and only those have a use for ",
            folder.size ? "--size" : "--skip-broken");
-  if (set) return set->load(set->file.empty() ? fs::path() : find_data(archive_of(name), directory));
+  // Both kinds of labels are in the same files
+  const std::string archive = name.starts_with("cifar-100") ? "cifar-100" : name;
+  if (set) return set->load(set->file.empty() ? fs::path() : find_data(archive, directory));
   if (!directory.empty()) refuse(given, ": is a path of its own: --data ", directory.string(), " has no use beside it");
   if (is_folder) return picture_folder(given, folder);
   if (fs::path(given).extension() == ".npy") return npy_dataset(given);
@@ -167,16 +164,21 @@ Tensor host_tensor(const Shape& shape, DType dtype) {
   return Tensor::wrap(host, data, shape, dtype, std::move(home));
 }
 
+Pictures blank_pictures(std::string name, const Shape& shape, std::vector<std::string> class_names) {
+  return {.name = std::move(name),
+          .images = host_tensor(shape, DType::u8),
+          .labels = host_tensor({shape[0]}, DType::i32),
+          .classes = int(class_names.size()),
+          .class_names = std::move(class_names)};
+}
+
 Pictures in_memory(std::string name, std::span<const std::uint8_t> images, const Shape& shape,
                    std::span<const std::int32_t> labels, int classes) {
   require(shape.rank() == 4, name, ": pictures need a shape [N, H, W, C], not ", shape);
   require(std::int64_t(images.size()) == shape.numel(), name, ": ", images.size(), " bytes for pictures of the shape ",
           shape);
   require(std::int64_t(labels.size()) == shape[0], name, ": ", labels.size(), " labels for ", shape[0], " pictures");
-  Pictures p;
-  p.name = std::move(name);
-  p.images = host_tensor(shape, DType::u8);
-  p.labels = host_tensor({shape[0]}, DType::i32);
+  Pictures p = blank_pictures(std::move(name), shape);
   if (!images.empty()) std::memcpy(p.images.raw_write(), images.data(), images.size_bytes());
   if (!labels.empty()) std::memcpy(p.labels.raw_write(), labels.data(), labels.size_bytes());
   p.classes = classes;
@@ -187,13 +189,20 @@ Pictures in_memory(std::string name, std::span<const std::uint8_t> images, const
 
 Dataset Dataset::of(const Pictures& all, std::uint64_t seed) {
   if (all.count() < 2) refuse(all.name, ": ", all.count(), " pictures, expected at least 2: one is for testing");
-  Dataset d;
-  d.name = all.name;
-  std::tie(d.train, d.test) = split(all, std::max<std::int64_t>(1, all.count() / 10), seed);
-  d.train.name = all.name + " train";
-  d.test.name = all.name + " test";
-  measure(d);
-  return d;
+  auto [train, test] = split(all, std::max<std::int64_t>(1, all.count() / 10), seed);
+  train.name = all.name + " train";
+  test.name = all.name + " test";
+  return of_parts(all.name, std::move(train), std::move(test));
+}
+
+Dataset Dataset::of_parts(std::string name, Pictures train, Pictures test, const std::vector<float>& mean,
+                          const std::vector<float>& std) {
+  train.mean = mean;
+  train.std = std;
+  if (mean.empty()) measure(train);
+  test.mean = train.mean;
+  test.std = train.std;
+  return {std::move(name), std::move(train), std::move(test)};
 }
 
 Dataset Dataset::of(std::span<const std::uint8_t> images, const Shape& shape, std::span<const std::int32_t> labels,
@@ -247,12 +256,6 @@ void measure(Pictures& p) {
     p.mean[c] = float(mean);
     if (variance > 1e-8) p.std[c] = float(std::sqrt(variance));  // a constant channel is only shifted
   }
-}
-
-void measure(Dataset& data) {
-  measure(data.train);
-  data.test.mean = data.train.mean;
-  data.test.std = data.train.std;
 }
 
 std::pair<std::vector<std::int32_t>, std::vector<std::int32_t>> hold_back(std::int64_t n, std::int64_t held_back,

@@ -35,6 +35,9 @@ struct Dataset {
   int channels() const { return int(train.channels()); }
   int side() const { return int(train.height()); }
 
+  // Both parts with the same mean and standard deviation per channel; without these, they are measured on the first.
+  static Dataset of_parts(std::string name, Pictures train, Pictures test, const std::vector<float>& mean = {},
+                          const std::vector<float>& std = {});
   // The user's own pictures, in host memory: a tenth of them, drawn by `seed`, become the test pictures.
   static Dataset of(const Pictures& all, std::uint64_t seed = 0);
   // u8, row-major [N, H, W, C] with 1 to 4 channels, and labels 0 … classes − 1; both are copied. The number of classes
@@ -43,7 +46,7 @@ struct Dataset {
                     const std::string& name = "pictures");
 };
 
-// How pictures in separate files are read (folder.h).
+// How pictures in separate files are read (readers.h).
 struct FolderOptions {
   int size = 0;              // side of the square they are resized to; 0: they are squares of one size already
   bool skip_broken = false;  // skips files that cannot be decoded, with a count on stderr, instead of throwing
@@ -51,8 +54,8 @@ struct FolderOptions {
 
 // Loads a set by its name: mnist, fashion-mnist, cifar-10, cifar-100, cifar-100-coarse (find_data finds it; "cifar10"
 // is accepted too), or a set of generated pictures, "synthetic-" + mnist, fashion-mnist or cifar-10. The directory
-// "synthetic" selects generated pictures too. Other names are paths: a folder of pictures (folder.h), or an .npy file
-// (npy.h).
+// "synthetic" selects generated pictures too. Other names are paths: a folder of pictures, or an .npy file
+// (readers.h).
 Dataset load_dataset(const std::string& name, const std::filesystem::path& directory = {},
                      const FolderOptions& folder = {});
 std::string dataset_names();  // "mnist fashion-mnist …"
@@ -71,6 +74,9 @@ std::filesystem::path find_data(const std::string& name, const std::filesystem::
 
 // The command that downloads the files of a set to where they were found: "datasets/get-data.sh fashion-mnist data".
 std::string download_command(const std::string& name, const std::filesystem::path& folder);
+
+// Memory, not yet written to, for u8 pictures [N, H, W, C] and their labels; a class for each of the names.
+Pictures blank_pictures(std::string name, const Shape& shape, std::vector<std::string> class_names = {});
 
 // The user's own pictures: u8, row-major [N, H, W, C] with 1 to 4 channels; they are copied. Mean and std are
 // measured.
@@ -93,7 +99,6 @@ void check(const Pictures& pictures);
 
 // Mean and standard deviation of every channel, from exact sums over all pictures.
 void measure(Pictures& pictures);
-void measure(Dataset& data);  // of the training pictures, for both parts
 
 // An uninitialised tensor in host memory that keeps the objects it needs alive, so that a set of pictures belongs to no
 // backend.

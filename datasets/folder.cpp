@@ -1,6 +1,7 @@
-#include "datasets/folder.h"
+#include "datasets/readers.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cctype>
 #include <cstdio>
 #include <exception>
@@ -29,16 +30,13 @@ bool hidden(const fs::path& path) {
 }
 
 // The entries of a folder that are not hidden, sorted, so that the result does not depend on the directory's order.
-std::vector<fs::path> entries_of(const fs::path& directory) {
-  std::vector<fs::path> paths;
-  std::error_code error;
-  for (auto entry = fs::directory_iterator(directory, error); !error && entry != fs::directory_iterator();
-       entry.increment(error))
-    if (!hidden(entry->path())) paths.push_back(entry->path());
-  if (error)
-    refuse(directory.string(), ": cannot be read: ", error.message(), ": change its permissions, or move it away");
-  std::sort(paths.begin(), paths.end());
+std::set<fs::path> entries_of(const fs::path& directory) try {
+  std::set<fs::path> paths;
+  for (const fs::directory_entry& entry : fs::directory_iterator(directory))
+    if (!hidden(entry.path())) paths.insert(entry.path());
   return paths;
+} catch (const fs::filesystem_error& e) {
+  refuse(directory.string(), ": cannot be read: ", e.code().message(), ": change its permissions, or move it away");
 }
 
 // Links to folders are folders. A broken link that could be one is refused.
@@ -64,13 +62,11 @@ struct PictureFile {
   std::int32_t label;
 };
 
-struct Listing {
-  std::vector<PictureFile> files;
-  std::vector<fs::path> left_out;  // files that are not pictures, or not in the folder of a class
-};
+using Paths = std::vector<fs::path>;
 
 // Adds the pictures at any depth below a folder. `above`: the folders that are being read.
-void list_pictures(const fs::path& directory, std::int32_t label, Listing& listing, std::vector<fs::path>& above) {
+void list_pictures(const fs::path& directory, std::int32_t label, std::vector<PictureFile>& files, Paths& left_out,
+                   Paths above = {}) {
   static const std::set<std::string> extensions{".jpg", ".jpeg", ".jpe", ".jfif", ".png",
                                                 ".bmp", ".ppm",  ".pgm", ".pnm"};
   above.push_back(fs::canonical(directory));
@@ -78,34 +74,34 @@ void list_pictures(const fs::path& directory, std::int32_t label, Listing& listi
     refuse(directory.string(), ": is a link to a folder that it lies in: remove it");
   for (const fs::path& path : entries_of(directory))
     if (is_folder(path))
-      list_pictures(path, label, listing, above);
+      list_pictures(path, label, files, left_out, above);
     else if (extensions.contains(lower(path.extension().string())))
-      listing.files.push_back({path, label});
+      files.push_back({path, label});
     else
-      listing.left_out.push_back(path);
-  above.pop_back();
+      left_out.push_back(path);
 }
 
-// The pictures in the class folders of `directory`, sorted by class and path.
-Listing list_classes(const fs::path& directory, const std::vector<std::string>& classes) {
-  Listing listing;
+// The pictures in the class folders of `directory`, sorted by class and path. Adds to `left_out` the files that are not
+// pictures, or not in the folder of a class.
+std::vector<PictureFile> list_classes(const fs::path& directory, const std::vector<std::string>& classes,
+                                      Paths& left_out) {
+  std::vector<PictureFile> files;
   for (const fs::path& path : entries_of(directory)) {
     if (!is_folder(path)) {
-      listing.left_out.push_back(path);
+      left_out.push_back(path);
       continue;
     }
     const auto at = std::lower_bound(classes.begin(), classes.end(), path.filename().string());
     if (at == classes.end() || *at != path.filename())
       refuse(path.string(), ": there is no such class among the training pictures: remove it, or add ",
              "pictures of it to train/");
-    const std::size_t before = listing.files.size();
-    std::vector<fs::path> above;
-    list_pictures(path, std::int32_t(at - classes.begin()), listing, above);
-    if (listing.files.size() == before)
+    const std::size_t before = files.size();
+    list_pictures(path, std::int32_t(at - classes.begin()), files, left_out);
+    if (files.size() == before)
       refuse(path.string(), ": holds no pictures (.jpg, .png, .bmp, .ppm or .pgm); each folder there is a class: put ",
              "some in, or remove it");
   }
-  return listing;
+  return files;
 }
 
 // The names of the folders with the training and the test pictures; both empty: there are only class folders.
@@ -171,21 +167,20 @@ int side_of(const std::vector<PictureFile>& files, const FolderOptions& options)
 
 // Decodes the files on all cores, as RGB. With --skip-broken, pictures that cannot be decoded are left out.
 Pictures decode_all(const std::string& name, const std::vector<PictureFile>& files, const FolderOptions& options,
-                    int side, bool& grey) {
+                    const std::vector<std::string>& classes, int side, bool& grey) {
   const std::int64_t n = std::int64_t(files.size()), size = 3 * std::int64_t(side) * side;
   const std::size_t needed = std::size_t(n * size), there = available_memory();
   if (needed > there)
     refuse(name, ": ", n, " pictures of ", side, " × ", side, " take ", needed >> 20, " MiB, and ", there >> 20,
            " MiB of memory are free: choose a smaller --size, or fewer pictures");
-  Pictures p{
-      .name = name, .images = host_tensor({n, side, side, 3}, DType::u8), .labels = host_tensor({n}, DType::i32)};
+  Pictures p = blank_pictures(name, {n, side, side, 3}, classes);
   std::uint8_t* pixels = p.images.write<std::uint8_t>();
   std::vector<std::exception_ptr> errors(files.size());
-  std::vector<char> coloured(files.size(), 0);
+  std::atomic<bool> coloured = false;
   parallel_ranges(default_threads(), n, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; i++) try {
         const Image image = decode(files[std::size_t(i)].path, options, side);
-        coloured[std::size_t(i)] = !image.grey;
+        if (!image.grey) coloured = true;
         fit_square(image, side, pixels + i * size);
       } catch (...) {
         errors[std::size_t(i)] = std::current_exception();
@@ -202,7 +197,7 @@ Pictures decode_all(const std::string& name, const std::vector<PictureFile>& fil
       broken.push_back(i);
     }
   }
-  grey = grey && std::count(coloured.begin(), coloured.end(), 1) == 0;
+  grey = grey && !coloured;
   if (broken.empty()) return p;
   if (whole.empty()) refuse(name, ": none of the ", n, " pictures can be decoded");
   std::fprintf(stderr, "%s: %zu of %zu pictures left out that cannot be decoded, the first is %s\n", name.c_str(),
@@ -232,16 +227,6 @@ std::vector<std::string> classes_in(const fs::path& directory) {
          folders_in(only).empty() ? "" : ": did you mean " + only.string() + "?");
 }
 
-std::vector<std::string> plain_names(const fs::path& directory, const std::vector<std::string>& classes) {
-  std::vector<std::string> names;
-  for (const std::string& name : classes) {
-    if (std::count(names.begin(), names.end(), plain_text(name)))
-      refuse(directory.string(), ": two classes are written ", plain_text(name), ": rename one of them");
-    names.push_back(plain_text(name));
-  }
-  return names;
-}
-
 }  // namespace
 
 Dataset picture_folder(const fs::path& directory, const FolderOptions& options) {
@@ -249,24 +234,19 @@ Dataset picture_folder(const fs::path& directory, const FolderOptions& options) 
   const Split split = split_of(directory);
   const fs::path training_folder = split.train.empty() ? directory : directory / split.train;
   const std::vector<std::string> classes = classes_in(training_folder);
-  Listing training = list_classes(training_folder, classes), testing;
+  Paths left_out;
+  std::vector<PictureFile> training = list_classes(training_folder, classes, left_out), testing;
   if (!split.test.empty()) {
-    testing = list_classes(directory / split.test, classes);
+    testing = list_classes(directory / split.test, classes, left_out);
   } else {
-    const std::int64_t n = std::int64_t(training.files.size());
+    const std::int64_t n = std::int64_t(training.size());
     const auto [rest, held] = hold_back(n, std::max<std::int64_t>(1, n / 10), 0);
-    auto chosen = [&](const std::vector<std::int32_t>& indices) {
-      std::vector<PictureFile> files;
-      for (std::int32_t i : indices) files.push_back(training.files[std::size_t(i)]);
-      return files;
-    };
-    testing.files = chosen(held);
-    training.files = chosen(rest);
+    const std::vector<PictureFile> all = std::exchange(training, {});
+    for (std::int32_t i : rest) training.push_back(all[std::size_t(i)]);
+    for (std::int32_t i : held) testing.push_back(all[std::size_t(i)]);
   }
-  if (testing.files.empty())
+  if (testing.empty())
     refuse((directory / split.test).string(), ": holds no folders: expected one per class, as in train/");
-  std::vector<fs::path> left_out = training.left_out;
-  left_out.insert(left_out.end(), testing.left_out.begin(), testing.left_out.end());
   if (!split.train.empty())
     for (const fs::path& path : entries_of(directory))
       if (!is_folder(path)) left_out.push_back(path);
@@ -275,25 +255,26 @@ Dataset picture_folder(const fs::path& directory, const FolderOptions& options) 
                  left_out.front().c_str());
 
   const std::string written = plain_text(where);  // a path may hold any bytes, a checkpoint UTF-8
-  const int side = side_of(training.files, options);
-  bool grey = true;
-  Dataset d;
-  d.name = directory.filename().empty() ? directory.parent_path().filename().string() : directory.filename().string();
-  d.train = decode_all(written + " train", training.files, options, side, grey);
-  d.test = decode_all(written + " test", testing.files, options, side, grey);
-  for (Pictures* p : {&d.train, &d.test}) {
-    if (grey) p->images = first_channel(p->images);
-    p->classes = int(classes.size());
-    p->class_names = plain_names(directory, classes);
+  const int side = side_of(training, options);
+  std::vector<std::string> names;
+  for (const std::string& name : classes) {
+    if (std::count(names.begin(), names.end(), plain_text(name)))
+      refuse(where, ": two classes are written ", plain_text(name), ": rename one of them");
+    names.push_back(plain_text(name));
   }
-  if (const auto none = class_without_pictures(d.train))
+  bool grey = true;
+  Pictures train = decode_all(written + " train", training, options, names, side, grey);
+  Pictures test = decode_all(written + " test", testing, options, names, side, grey);
+  if (grey)
+    for (Pictures* p : {&train, &test}) p->images = first_channel(p->images);
+  if (const auto none = class_without_pictures(train))
     refuse(where, ": the class ", classes[std::size_t(*none)], " has no picture to train on",
            split.test.empty() ? " (a tenth of all is drawn for testing)" : "", ": add some");
-  if (const auto none = class_without_pictures(d.test); none && !split.test.empty())
+  if (const auto none = class_without_pictures(test); none && !split.test.empty())
     std::fprintf(stderr, "%s: %s/ has no pictures of some classes, the first is %s\n", where.c_str(),
                  split.test.c_str(), classes[std::size_t(*none)].c_str());
-  measure(d);
-  return d;
+  const fs::path folder = directory.filename().empty() ? directory.parent_path() : directory;  // "pictures/"
+  return Dataset::of_parts(folder.filename().string(), std::move(train), std::move(test));
 }
 
 }  // namespace tandem

@@ -42,6 +42,11 @@ double draw_share(double alpha, std::uint64_t seed, std::uint32_t epoch, std::ui
 }
 
 // ---- the loader -----------------------------------------------------------------------------------------------------
+namespace {
+// Of the calling thread: the threads of its loader have lanes of their own there.
+Trace* trace_here() { return thread_lane() ? &thread_lane()->trace() : nullptr; }
+}  // namespace
+
 BatchWork batch_work(const Pictures& p, const Tensor& images, const Tensor& labels, const LoaderOptions& options) {
   BatchWork work{.pictures = images.data<std::uint8_t>(),
                  .labels = labels.data<std::int32_t>(),
@@ -74,15 +79,14 @@ Loader::Loader(const Pictures& pictures, LoaderOptions options, Backend& backend
   if (o.augment.cutout < 0 || o.augment.cutout > side)
     refuse(who, ": a cutout of ", o.augment.cutout, " pixels, expected at most the picture's ", side);
   require(o.mixup >= 0 && o.mixup <= 4, who, ": mixup's alpha is ", o.mixup, ", expected 0 to 4");
+  images_ = pictures_.images;
+  labels_ = pictures_.labels;
   if (backend.on_device()) {
     options_.prefetch = 0;
     MemoryUse use(Use::data);
     images_ = whole ? whole->images_ : pictures_.images.to(backend);
     labels_ = whole ? whole->labels_ : pictures_.labels.to(backend);
     device_order_ = Tensor(backend, {count()}, DType::i32);
-  } else {
-    images_ = pictures_.images;
-    labels_ = pictures_.labels;
   }
   work_ = batch_work(pictures_, images_, labels_, options_);
   share(o.rank, o.world);
@@ -127,18 +131,15 @@ void Loader::share(int rank, int world) {
   o.world = world;
   cut_ = Cut(count(), batch, world, o.drop_last);
   if (cut_.batches == 0)
-    refuse(who, ": ", count(), count() == 1 ? " picture does" : " pictures do", " not fill a batch of ",
-           o.drop_last ? batch : world, world > 1 ? " over all ranks" : "",
-           o.batch_per_rank > 0 ? ": use a smaller --batch-per-rank or --val" : ": use a smaller --batch or --val",
-           world > 1 ? ", or fewer ranks" : "");
+    refuse(who, ": ", count(), " pictures do not fill a batch of ", o.drop_last ? batch : world,
+           world > 1 ? " over all ranks" : "", ": use a smaller ",
+           o.batch_per_rank > 0 ? "--batch-per-rank" : "--batch", " or --val", world > 1 ? ", or fewer ranks" : "");
   most_ = (std::min(batch, count()) + world - 1) / world;
   epoch_ = -1;
   order_.clear();
   memory_.clear();
   if (backend_.on_device()) take_memory();  // kept permanently: a recorded step reads its batch there
 }
-
-Loader::~Loader() { halt(); }
 
 Batch Loader::allocate() const {
   MemoryUse use(Use::data);
@@ -210,33 +211,23 @@ void Loader::start(std::int64_t epoch, std::int64_t first) {
   epoch_ = epoch;
   made_ = given_ = first;
   error_ = nullptr;
-  stop_ = false;
-  if (options_.prefetch > 0) {
-    Trace* trace = thread_lane() ? &thread_lane()->trace() : nullptr;  // the caller's, on a lane of its own
-    thread_ = std::thread(&Loader::work_ahead, this, first, trace);
-  }
+  if (options_.prefetch > 0) thread_ = std::jthread(std::bind_front(&Loader::work_ahead, this), first, trace_here());
 }
 
 void Loader::halt() {
-  ahead_ = {};  // waits for it
-  if (!thread_.joinable()) return;
-  {
-    std::lock_guard lock(mutex_);
-    stop_ = true;
-  }
-  moved_.notify_all();
-  thread_.join();  // the thread finishes its current batch
+  ahead_ = {};   // waits for it
+  thread_ = {};  // asks the thread to stop, and waits until it has finished its current batch
 }
 
-void Loader::work_ahead(std::int64_t first, Trace* trace) {
+void Loader::work_ahead(std::stop_token stop, std::int64_t first, Trace* trace) {
   OnLane on(trace, "loader of " + pictures_.name);
   const std::size_t slots = memory_.size();
   try {
     for (std::int64_t k = first; k < cut_.batches; k++) {
       {
         std::unique_lock lock(mutex_);
-        moved_.wait(lock, [&] { return stop_ || k < given_ + options_.prefetch; });
-        if (stop_) return;
+        moved_.wait(lock, stop, [&] { return k < given_ + options_.prefetch; });
+        if (stop.stop_requested()) return;
       }
       const std::size_t slot = std::size_t(k) % slots;
       ring_[slot] = fill(memory_[slot], order_pointer_ + cut_.share(k, options_.rank).first, epoch_, k, 1);
@@ -273,9 +264,8 @@ bool Loader::next(Batch& batch) {
 
 void Loader::make_ahead(std::int64_t epoch, std::int64_t index) {
   if (options_.prefetch == 0) return;
-  Trace* trace = thread_lane() ? &thread_lane()->trace() : nullptr;
   ahead_ = {};  // one at a time
-  ahead_ = std::async(std::launch::async, [this, epoch, index, trace] {
+  ahead_ = std::async(std::launch::async, [this, epoch, index, trace = trace_here()] {
     OnLane on(trace, "loader of " + pictures_.name);
     return make_here(epoch, index);
   });

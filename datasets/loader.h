@@ -132,9 +132,6 @@ class Loader final : public BatchSource {
   // Throws when the pictures are not consistent, or when the options give no batch.
   // whole: a loader of the same pictures, which are on the device already.
   Loader(const Pictures& pictures, LoaderOptions options, Backend& backend, const Loader* whole = nullptr);
-  ~Loader() override;
-  Loader(const Loader&) = delete;
-  Loader& operator=(const Loader&) = delete;
 
   // Begins an epoch, at its batch `first` when resuming. Ends the current epoch.
   void start(std::int64_t epoch, std::int64_t first = 0) override;
@@ -164,7 +161,7 @@ class Loader final : public BatchSource {
   std::vector<Part> all_parts(int workers) const;
   std::vector<std::int32_t> order_of(std::int64_t epoch) const;
   Batch make_here(std::int64_t epoch, std::int64_t index);
-  void work_ahead(std::int64_t first, Trace* trace);
+  void work_ahead(std::stop_token stop, std::int64_t first, Trace* trace);
   Batch allocate() const;
   void take_memory();
   Batch fill(const Batch& memory, const std::int32_t* order, std::int64_t epoch, std::int64_t index, int threads);
@@ -186,14 +183,14 @@ class Loader final : public BatchSource {
   std::vector<Batch> memory_, ring_;  // batch k is made in memory_[k % size]; ring_ has the finished batches
 
   // Batch given_ − 1 belongs to the caller, [given_, made_) are ready. While a thread runs, the mutex guards these
-  // numbers, stop_ and error_.
+  // numbers and error_.
   std::int64_t made_ = 0, given_ = 0;
-  bool stop_ = false;
   std::exception_ptr error_;
   std::mutex mutex_;
-  std::condition_variable moved_;
-  std::thread thread_;
-  std::future<Batch> ahead_;  // the last member: the destructor waits for it first
+  std::condition_variable_any moved_;
+  // The last members: the destructor waits for them first
+  std::jthread thread_;
+  std::future<Batch> ahead_;
 };
 
 }  // namespace tandem

@@ -1,4 +1,4 @@
-#include "datasets/mnist.h"
+#include "datasets/readers.h"
 
 #include <cmath>
 
@@ -20,7 +20,8 @@ double idx_size(std::span<const std::uint8_t> beginning) {
 }
 
 Dataset read_four_files(const std::string& name, const std::filesystem::path& folder,
-                        const std::vector<std::string>& classes) {
+                        const std::vector<std::string>& classes, const std::vector<float>& mean = {},
+                        const std::vector<float>& std = {}) {
   const std::string remedy = "run " + download_command(name, folder);
   auto part = [&](const std::string& suffix, const std::string& prefix) {
     auto file = [&](const char* kind) {
@@ -35,16 +36,14 @@ Dataset read_four_files(const std::string& name, const std::filesystem::path& fo
     p.class_names = classes;
     return p;
   };
-  return {name, part(" train", "train"), part(" test", "t10k")};
+  return Dataset::of_parts(name, part(" train", "train"), part(" test", "t10k"), mean, std);
 }
 
 }  // namespace
 
 // Header: 0, 0, type (8 = unsigned byte), number of axes, then one 32-bit size per axis.
 Tensor read_idx(ByteSource& file, int rank) {
-  std::vector<std::uint8_t> header(4 + 4 * std::size_t(rank));
-  file.read(header.data(), header.size());
-  const std::uint8_t* words = header.data();
+  const std::uint8_t* words = file.read(4 + 4 * std::size_t(rank));
   if (number(words, 0) != 0x800u + std::uint32_t(rank))
     file.mistaken("begins with the number ", number(words, 0), ", expected ", 0x800 + rank,
                   ": IDX, unsigned bytes, rank ", rank);
@@ -58,47 +57,26 @@ Tensor read_idx(ByteSource& file, int rank) {
 
 Pictures idx_pictures(std::string name, const std::filesystem::path& images, const std::filesystem::path& labels,
                       int classes, const std::string& remedy) {
-  Pictures p;
-  p.name = std::move(name);
-  p.classes = classes;
-  ByteSource label_file =
-      open_bytes(labels, remedy, idx_size);  // the small file first, so that mistakes are detected early
-  const Tensor bytes = read_idx(label_file, 1);
-  const std::int64_t n = bytes.size(0);
-  p.labels = host_tensor({n}, DType::i32);
-  const std::uint8_t* from = bytes.data<std::uint8_t>();
-  std::int32_t* to = p.labels.write<std::int32_t>();
-  for (std::int64_t i = 0; i < n; i++) {
-    if (from[i] >= classes)
-      label_file.mistaken("label ", int(from[i]), " at position ", i, ", expected 0 to ", classes - 1);
-    to[i] = from[i];
-  }
+  ByteSource label_file = open_bytes(labels, remedy, idx_size);  // the small file first, to detect mistakes early
+  const Tensor y = label_file.classes_in(read_idx(label_file, 1), classes);
   ByteSource image_file = open_bytes(images, remedy, idx_size);
   const Tensor x = read_idx(image_file, 3);
-  if (x.size(0) != n)
-    image_file.mistaken(x.size(0), " pictures, expected ", n, " as there are labels in ", labels.string());
-  p.images = x.reshape({n, x.size(1), x.size(2), 1});
-  return p;
+  if (x.size(0) != y.size(0))
+    image_file.mistaken(x.size(0), " pictures, expected ", y.size(0), " as there are labels in ", labels.string());
+  const Shape shape = {x.size(0), x.size(1), x.size(2), 1};
+  return {.name = std::move(name), .images = x.reshape(shape), .labels = y, .classes = classes};
 }
 
 Dataset mnist(const std::filesystem::path& folder) {
-  Dataset d = read_four_files("mnist", folder, {"0", "1", "2", "3", "4", "5", "6", "7", "8", "9"});
-  measure(d);
-  return d;
+  return read_four_files("mnist", folder, {"0", "1", "2", "3", "4", "5", "6", "7", "8", "9"});
 }
 
 Dataset fashion_mnist(const std::filesystem::path& folder) {
-  Dataset d = read_four_files(
-      "fashion-mnist", folder,
-      {"T-shirt/top", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot"});
-  if (folder.filename() == "fashion-mnist-small") d.name = "fashion-mnist-small";
-  d.train.name = d.name + " train";
-  d.test.name = d.name + " test";
-  for (Pictures* p : {&d.train, &d.test}) {  // of the 60 000 training pictures
-    p->mean = {0.2860406f};
-    p->std = {0.3530242f};
-  }
-  return d;
+  const bool small = folder.filename() == "fashion-mnist-small";
+  return read_four_files(
+      small ? "fashion-mnist-small" : "fashion-mnist", folder,
+      {"T-shirt/top", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot"},
+      {0.2860406f}, {0.3530242f});  // of the 60 000 training pictures
 }
 
 }  // namespace tandem

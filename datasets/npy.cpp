@@ -1,4 +1,4 @@
-#include "datasets/npy.h"
+#include "datasets/readers.h"
 
 #include <algorithm>
 #include <bit>
@@ -20,31 +20,23 @@ struct Header {
   Shape shape;
 };
 
-// The text of the header: a Python dictionary of three entries, padded with spaces and ended by a line feed.
-std::string read_header_text(ByteSource& file) {
-  std::uint8_t start[12] = {};
-  file.read(start, 10, 10);
+// The header's text is a Python dictionary of three entries, padded with spaces and ended by a line feed.
+Header read_header(ByteSource& file) {
+  const std::uint8_t* start = file.read(10);
   if (std::memcmp(start, "\x93NUMPY", 6) != 0)
     file.mistaken("its first bytes are not \\x93NUMPY, as those of an .npy file are; an .npz file holds several such");
   const int version = start[6];
   if (version < 1 || version > 3) file.mistaken("version ", version, " of the .npy format, expected 1, 2 or 3");
-  std::size_t length = start[8] | start[9] << 8, before = 10;
+  std::size_t length = start[8] | start[9] << 8;
   if (version > 1) {
-    file.read(start + 10, 2, 12);
+    file.read(2);
     length |= std::size_t(start[10]) << 16 | std::size_t(start[11]) << 24;
-    before = 12;
   }
   if (length > 4096) file.reject("its header announces ", length, " bytes of text");
-  std::string text(length, ' ');
-  file.read(text.data(), length, before + length);
-  return text;
-}
-
-Header read_header(ByteSource& file) {
+  const std::string text(reinterpret_cast<const char*>(file.read(length)), length);
   static const std::regex dictionary(
       R"(\{'descr': *'([<>|=])(\w)(\d{1,4})', *'fortran_order': *(True|False), *'shape': *\(([\d, ]*)\),? *\}\s*)"),
       number("\\d+");
-  const std::string text = read_header_text(file);
   std::smatch part;
   const bool numbers = std::regex_match(text, part, dictionary);
   if (!numbers || (part[1] == ">" && part[3] != "1"))
@@ -71,15 +63,14 @@ Tensor read_npy(ByteSource& file) {
     file.mistaken("elements of type '", h.kind, h.width, "', expected u1, f4 or whole numbers: array.astype('f4') or ",
                   "array.astype('i8')");
   file.expect_array(h.shape, std::size_t(h.width));
-  std::vector<std::uint8_t> raw(std::size_t(h.shape.numel() * h.width));
-  file.read(raw.data(), raw.size());
+  const std::uint8_t* elements = file.read(std::size_t(h.shape.numel() * h.width));
   file.expect_end();
   Tensor t = host_tensor(h.shape, DType::i32);
   std::int32_t* to = t.write<std::int32_t>();
   const int sign = h.kind == 'i' ? 64 - 8 * h.width : 0;
   for (std::int64_t i = 0; i < t.numel(); i++) {
     std::int64_t v = 0;
-    std::memcpy(&v, raw.data() + i * h.width, std::size_t(h.width));
+    std::memcpy(&v, elements + i * h.width, std::size_t(h.width));
     v = v << sign >> sign;
     if (!std::in_range<std::int32_t>(v) || (h.kind == 'u' && v < 0))
       file.mistaken("element ", i, " is ", v, ", expected at most 31 bits");
@@ -88,25 +79,13 @@ Tensor read_npy(ByteSource& file) {
   return t;
 }
 
-Tensor classes_in(const Tensor& numbers, const std::string& where) {
-  Tensor classes = host_tensor({numbers.size(0)}, DType::i32);
-  std::int32_t* to = classes.write<std::int32_t>();
-  const std::vector<double> values = numbers.values();
-  for (std::size_t i = 0; i < values.size(); i++) {
-    if (values[i] < 0 || values[i] >= 1 << 20)
-      refuse(where, ": the label of row ", i + 1, " is ", values[i], ", expected 0, 1, 2, …");
-    to[i] = std::int32_t(values[i]);
-  }
-  return classes;
-}
-
 Pictures npy_pictures(const std::string& name, ByteSource& images, ByteSource& labels) {
   Pictures p;
   p.name = name;
   const Tensor y = read_npy(labels);  // the small file first, so that mistakes are detected early
   if (y.rank() != 1 || y.numel() == 0 || y.dtype() == DType::f32)
     labels.mistaken("labels ", y.shape(), " of type ", name_of(y.dtype()), ", expected whole numbers [N]");
-  p.labels = classes_in(y, labels.path().string());
+  p.labels = labels.classes_in(y);
   p.classes = 1 + *std::max_element(p.labels.data<std::int32_t>(), p.labels.data<std::int32_t>() + y.numel());
 
   const Tensor x = read_npy(images);
@@ -117,11 +96,8 @@ Pictures npy_pictures(const std::string& name, ByteSource& images, ByteSource& l
   if (x.size(0) != y.numel())
     images.mistaken(x.size(0), " pictures, expected ", y.numel(), " as there are labels in ", labels.path().string());
   const Shape shape = {x.size(0), x.size(1), x.size(2), x.rank() == 4 ? x.size(3) : 1};
-  if (x.dtype() == DType::u8) {
-    p.images = x.reshape(shape);
-    return p;
-  }
-  p.images = host_tensor(shape, DType::u8);
+  p.images = x.dtype() == DType::u8 ? x.reshape(shape) : host_tensor(shape, DType::u8);
+  if (x.dtype() == DType::u8) return p;
   const float* from = x.data<float>();
   std::uint8_t* bytes = p.images.write<std::uint8_t>();
   for (std::int64_t i = 0; i < x.numel(); i++) {
@@ -156,16 +132,15 @@ Dataset npy_dataset(const std::filesystem::path& images) {
   if (at == name.npos) return Dataset::of(train);
   const fs::path other = images.parent_path() / name.replace(at, 5, "test");
   if (!fs::exists(other)) return Dataset::of(train);
-  Dataset d{images.string(), std::move(train), part(other)};
-  if (d.test.height() != d.train.height() || d.test.channels() != d.train.channels())
-    refuse(other.string(), ": pictures ", d.test.images.shape(), ", expected the shape of those in ", images.string(),
-           ", ", d.train.images.shape(), ": write both alike");
-  if (d.test.classes > d.train.classes)
-    refuse(labels_of(other).string(), ": has the label ", d.test.classes - 1,
-           ", and the largest of the training pictures is ", d.train.classes - 1);
-  d.test.classes = d.train.classes;
-  measure(d);
-  return d;
+  Pictures test = part(other);
+  if (test.height() != train.height() || test.channels() != train.channels())
+    refuse(other.string(), ": pictures ", test.images.shape(), ", expected the shape of those in ", images.string(),
+           ", ", train.images.shape(), ": write both alike");
+  if (test.classes > train.classes)
+    refuse(labels_of(other).string(), ": has the label ", test.classes - 1,
+           ", and the largest of the training pictures is ", train.classes - 1);
+  test.classes = train.classes;
+  return Dataset::of_parts(images.string(), std::move(train), std::move(test));
 }
 
 }  // namespace tandem

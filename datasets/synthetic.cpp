@@ -85,13 +85,9 @@ Dataset synthetic(const SyntheticOptions& o) {
           o.test, " pictures [", o.side, ",", o.side, ",", o.channels, "] with noise ", o.noise);
   Painter painter{o};
   auto part = [&](const char* suffix, std::uint32_t which, std::int64_t count) {
-    Pictures p;
-    p.name = o.name + suffix;
-    p.classes = 10;
-    for (const char* width : {"fine", "coarse"})
-      for (const char* slope : {"0", "22", "45", "67", "90"}) p.class_names.push_back(std::string(width) + " " + slope);
-    p.images = host_tensor({count, o.side, o.side, o.channels}, DType::u8);
-    p.labels = host_tensor({count}, DType::i32);
+    Pictures p = blank_pictures(o.name + suffix, {count, o.side, o.side, o.channels},
+                                {"fine 0", "fine 22", "fine 45", "fine 67", "fine 90", "coarse 0", "coarse 22",
+                                 "coarse 45", "coarse 67", "coarse 90"});
     std::uint8_t* pixels = p.images.write<std::uint8_t>();
     std::int32_t* labels = p.labels.write<std::int32_t>();
     for (std::int64_t i = 0; i < count; i++) {
@@ -100,9 +96,7 @@ Dataset synthetic(const SyntheticOptions& o) {
     }
     return p;
   };
-  Dataset d{o.name, part(" train", 0, o.train), part(" test", 1, o.test)};
-  measure(d);
-  return d;
+  return Dataset::of_parts(o.name, part(" train", 0, o.train), part(" test", 1, o.test));
 }
 
 }  // namespace tandem

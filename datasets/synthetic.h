@@ -14,10 +14,6 @@ struct SyntheticOptions {
   std::int64_t train = 60000, test = 10000;
   std::uint64_t seed = 0;  // picture i depends only on (seed, train or test, i)
   int noise = 48;          // uniform in ± noise around each pixel value 0 … 255; at most 64
-  static SyntheticOptions fashion_mnist() { return {.name = "synthetic-fashion-mnist"}; }
-  static SyntheticOptions cifar10() {
-    return {.name = "synthetic-cifar-10", .side = 32, .channels = 3, .train = 50000};
-  }
 };
 
 Dataset synthetic(const SyntheticOptions& options = {});

@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "core/text.h"
-#include "datasets/npy.h"
+#include "datasets/readers.h"
 
 namespace tandem {
 namespace {
@@ -33,7 +33,7 @@ Table read_table(const std::filesystem::path& features, const std::filesystem::p
     refuse(targets.string(), ": ", y.shape(), ", expected targets [", x.size(0), "] or [", x.size(0), ", k]");
   Table table{.name = features.string(), .features = as_f32(x, x.shape())};
   const bool classes = y.rank() == 1 && y.dtype() != DType::f32;
-  table.targets = classes ? classes_in(y, targets.string()) : as_f32(y, {y.size(0), y.rank() == 2 ? y.size(1) : 1});
+  table.targets = classes ? of_y.classes_in(y) : as_f32(y, {y.size(0), y.rank() == 2 ? y.size(1) : 1});
   for (const auto& [array, path] : {std::pair(x, features), {y, targets}})
     for (double v : array.values())
       if (!std::isfinite(v)) refuse(path.string(), ": holds a number that is not finite");
@@ -101,12 +101,10 @@ Batch TableLoader::make(std::int64_t epoch, std::int64_t index) {
   order_epoch_ = epoch;
   const auto [first, last] = cut_.share(index, rank_);
   const auto rows = std::span(order_).subspan(std::size_t(first), std::size_t(last - first));
-  Tensor samples = host_tensor({last - first}, DType::i32);
-  std::copy(rows.begin(), rows.end(), samples.write<std::int32_t>());
   Batch b;
   b.images = gather_rows(table_.features, rows).to(backend_);
   b.labels = gather_rows(table_.targets, rows).to(backend_);
-  b.samples = samples.to(backend_);
+  b.samples = Tensor::of(backend_, {last - first}, std::vector<double>(rows.begin(), rows.end()), DType::i32);
   b.index = index;
   b.epoch = epoch;
   b.global = cut_.begin(index + 1) - cut_.begin(index);

@@ -21,90 +21,68 @@ struct Result {
   double accuracy = 0, seconds = 0;
 };
 
-class Attempt {
- public:
-  Attempt(const RunConfig& o, std::uint64_t seed, Backend& backend, const Pictures& pictures)
-      : o_(o),
-        seed_(seed),
-        backend_(backend),
-        loader_(pictures,
+// One run from new weights, of at most `most` steps; `speaks`: with a line for each epoch, whose test is not on the
+// clock.
+Result attempt(const RunConfig& o, std::uint64_t seed, Backend& backend, const Pictures& pictures, const Looks& looks,
+               std::int64_t most, bool speaks) {
+  Loader loader(pictures,
                 {.batch = o.batch,
                  .dtype = o.dtype,
                  .augment = {.pad_crop = 2, .flip = true, .reflect = true, .alternate = true},
                  .drop_last = true,
                  .seed = seed},
-                backend),
-        flat_(model_, backend, seed),
-        optimizer_(o.learning_rate, o.momentum, o.weight_decay),
-        loss_(cross_entropy_loss(o.label_smoothing)) {
-    let_through(flat_);
-    if (o.dtype == DType::f16) optimizer_.loss_scaling.emplace();
-    optimizer_.bind(flat_, seed);
-    optimizer_.if_not_finite = IfNotFinite::wait;  // a recorded step cannot be looked at; an epoch's end is
-  }
-
-  // At most `most` steps; `speaks`: with a line for each epoch, whose test is not on the clock.
-  Result run(const Pictures& pictures, const Looks& looks, std::int64_t most, bool speaks) {
-    // A hundredth less than the epochs asked for: 9.9 of 10.
-    const auto total = std::int64_t(std::ceil(0.99 * double(o_.epochs * loader_.batches_per_epoch())));
-    Result run;
-    auto begin = Clock::now();
-    auto pause = [&](const std::string& where) {
-      backend_.synchronize();
-      run.seconds += seconds_since(begin);
-      if (optimizer_.read_state().not_finite == 1) fail(where, ": the loss or its gradient is not finite");
-    };
-    const ParameterRange& whiten = flat_.parameter_range("whiten.weight");
-    whiten.leaf->value.copy_from(Tensor::of(backend_, whiten.shape, whitening(pictures)));
-    flat_.count_writes(flat_.all());
-    Lookahead lookahead(flat_);
-    std::int64_t done = 0;
-    model_.train();
-    for (int epoch = 0; epoch < o_.epochs && done < std::min(most, total); epoch++) {
-      if (epoch == whitening_bias_epochs) optimizer_.freeze(flat_.parameter_range("whiten.bias"));
-      optimizer_.epoch(std::uint32_t(epoch));
-      loader_.start(epoch);
-      while (done < std::min(most, total) && loader_.next(batch_)) {
-        optimizer_.learning_rate(o_.learning_rate * triangle(double(done) / double(total)));
-        optimizer_.sync_hyperparameters();
-        step_(batch_, false);
-        if (backend_.records()) flat_.count_writes(flat_.all());
-        if (++done % 5 == 0) lookahead.pull(Lookahead::decay(double(done) / double(total)));
-      }
-      if (done == total) lookahead.pull(1);
-      if (!speaks) continue;
-      pause("epoch " + std::to_string(epoch + 1));
-      std::printf("epoch %d  test accuracy %.2f %%  %.2f s of training\n", epoch + 1,
-                  100 * looks.accuracy(model_, backend_, 1), run.seconds);
-      std::fflush(stdout);
-      begin = Clock::now();
+                backend);
+  Net model;
+  FlatParameters flat(model, backend, seed);
+  let_through(flat);
+  Descent optimizer(o.learning_rate, o.momentum, o.weight_decay);
+  if (o.dtype == DType::f16) optimizer.loss_scaling.emplace();
+  optimizer.bind(flat, seed);
+  optimizer.if_not_finite = IfNotFinite::wait;  // a recorded step cannot be looked at; an epoch's end is
+  const Loss loss = cross_entropy_loss(o.label_smoothing);
+  Batch batch;
+  auto backward = [&] {
+    flat.zero_gradients();
+    flat.backward(optimizer.scaled(loss(model(Variable(batch.images)), batch.labels, nullptr)));
+    optimizer.step();
+  };
+  StepGraph step(backend, false, {.backward = backward}, "");
+  Result run;
+  auto begin = Clock::now();
+  auto pause = [&](const std::string& where) {
+    backend.synchronize();
+    run.seconds += seconds_since(begin);
+    if (optimizer.read_state().not_finite == 1) fail(where, ": the loss or its gradient is not finite");
+  };
+  const ParameterRange& whiten = flat.parameter_range("whiten.weight");
+  whiten.leaf->value.copy_from(Tensor::of(backend, whiten.shape, whitening(pictures)));
+  flat.count_writes(flat.all());
+  Lookahead lookahead(flat);
+  const auto total = std::int64_t(std::ceil(0.99 * double(o.epochs * loader.batches_per_epoch())));  // 9.9 of 10
+  model.train();
+  for (std::int64_t done = 0, epoch = 0; epoch < o.epochs && done < std::min(most, total); epoch++) {
+    if (epoch == whitening_bias_epochs) optimizer.freeze(flat.parameter_range("whiten.bias"));
+    optimizer.epoch(std::uint32_t(epoch));
+    loader.start(epoch);
+    while (done < std::min(most, total) && loader.next(batch)) {
+      optimizer.learning_rate(o.learning_rate * triangle(double(done) / double(total)));
+      optimizer.sync_hyperparameters();
+      step(batch, false);
+      if (backend.records()) flat.count_writes(flat.all());
+      if (++done % 5 == 0) lookahead.pull(Lookahead::decay(double(done) / double(total)));
     }
-    run.accuracy = looks.accuracy(model_, backend_);
-    pause("seed " + std::to_string(seed_));
-    return run;
+    if (done == total) lookahead.pull(1);
+    if (!speaks) continue;
+    pause("epoch " + std::to_string(epoch + 1));
+    std::printf("epoch %lld  test accuracy %.2f %%  %.2f s of training\n", static_cast<long long>(epoch + 1),
+                100 * looks.accuracy(model, backend, 1), run.seconds);
+    std::fflush(stdout);
+    begin = Clock::now();
   }
-
- private:
-  const RunConfig& o_;
-  const std::uint64_t seed_;
-  Backend& backend_;
-  Loader loader_;
-  Net model_;
-  FlatParameters flat_;
-  Descent optimizer_;
-  const Loss loss_;
-  Batch batch_;
-  StepGraph step_{
-      backend_,
-      false,
-      {.backward =
-           [this] {
-             flat_.zero_gradients();
-             flat_.backward(optimizer_.scaled(loss_(model_(Variable(batch_.images)), batch_.labels, nullptr)));
-             optimizer_.step();
-           }},
-      ""};
-};
+  run.accuracy = looks.accuracy(model, backend);
+  pause("seed " + std::to_string(seed));
+  return run;
+}
 
 }  // namespace
 
@@ -132,12 +110,12 @@ int main(int argc, char** argv) {
     const Looks looks(test, {.batch = std::min<std::int64_t>(2000, test.count()), .dtype = o.dtype, .shuffle = false},
                       *backend);
     // Plans are made, memory finds its place
-    if (backend->on_device()) Attempt(o, o.seed, *backend, training).run(training, looks, 8, false);
+    if (backend->on_device()) attempt(o, o.seed, *backend, training, looks, 8, false);
     double right = 0, squares = 0, seconds = 0;
     int reached = 0;
     for (int i = 0; i < runs; i++) {
-      const Result run = Attempt(o, o.seed + std::uint64_t(i), *backend, training)
-                             .run(training, looks, std::int64_t{1} << 40, runs == 1);
+      const Result run =
+          attempt(o, o.seed + std::uint64_t(i), *backend, training, looks, std::int64_t{1} << 40, runs == 1);
       std::printf("run %d: test accuracy %.2f %%, %.3f s%s\n", i + 1, 100 * run.accuracy, run.seconds,
                   run.accuracy >= 0.94 ? "  (94 % is reached)" : "");
       std::fflush(stdout);

@@ -40,16 +40,11 @@ struct Net : Module {
   Linear& head = child<Linear>("head", 256, 10, false);
 
   Net() {
-    auto each = [](Module& m, auto f) {
-      for (auto& [name, p] : m.parameters()) f(*p, name.ends_with("bias"));
-    };
-    each(whiten, [](Parameter& p, bool bias) { p.frozen = !bias; });
-    for (Group* g : {&group1, &group2, &group3})
-      for (BatchNorm2d* norm : {&g->norm1, &g->norm2})
-        each(*norm, [](Parameter& p, bool bias) {
-          p.frozen = !bias;
-          p.learning_rate_scale = bias ? 64 : 1;
-        });
+    for (auto& [name, p] : parameters()) {
+      const bool bias = name.ends_with("bias"), norm = name.find(".norm") != name.npos;
+      p->frozen = !bias && (norm || name.starts_with("whiten"));
+      p->learning_rate_scale = bias && norm ? 64 : 1;
+    }
   }
   Variable forward(const Variable& x) override {
     Variable y = group3(group2(group1(gelu(whiten(x)))));
@@ -195,7 +190,7 @@ class Looks {
   Looks(const Pictures& test, const LoaderOptions& options, Backend& backend) {
     for (auto [by, share] : {std::pair(0, 0.25), {-1, 0.125}, {1, 0.125}})
       for (bool mirrored : {false, true})
-        looks_.push_back({share, std::make_unique<Loader>(view(test, by, mirrored), options, backend)});
+        looks_.emplace_back(share, std::make_unique<Loader>(view(test, by, mirrored), options, backend));
   }
   // The share of the pictures that are recognised, by as many of the looks: 1, 2 or all 6.
   double accuracy(Module& model, Backend& backend, std::size_t count = 6) const {
@@ -203,14 +198,15 @@ class Looks {
     model.eval();
     Tensor correct = Tensor::zeros(backend, {1}, DType::i32);
     std::int64_t seen = 0;
-    for (std::size_t i = 0; i < count; i++) looks_[i].loader->start(0);
+    const auto looks = std::span(looks_).first(count);
+    for (auto& [share, loader] : looks) loader->start(0);
     for (;;) {
       Variable sum;
       Batch batch;
-      for (std::size_t i = 0; i < count; i++) {
-        if (!looks_[i].loader->next(batch)) break;
-        Variable logits = scale(model(Variable(batch.images)), looks_[i].share);
-        sum = i ? sum + logits : logits;
+      for (auto& [share, loader] : looks) {
+        if (!loader->next(batch)) break;
+        Variable logits = scale(model(Variable(batch.images)), share);
+        sum = sum.defined() ? sum + logits : logits;
       }
       if (!sum.defined()) break;
       cross_entropy(sum, batch.labels, 0, &correct);
@@ -221,11 +217,7 @@ class Looks {
   }
 
  private:
-  struct Look {
-    double share;
-    std::unique_ptr<Loader> loader;
-  };
-  std::vector<Look> looks_;
+  std::vector<std::pair<double, std::unique_ptr<Loader>>> looks_;  // with their shares of the verdict
 };
 
 }  // namespace tandem::airbench

@@ -1,11 +1,8 @@
 // A callback of your own: training ends as soon as the test pictures reach an accuracy, and says how long that took.
 #include <cstdio>
 
-#include "datasets/loader.h"
-#include "layers/models/models.h"
-#include "layers/train/callback.h"
-#include "layers/train/options.h"
 #include "layers/train/run.h"
+#include "tandem.h"
 
 using namespace tandem;
 

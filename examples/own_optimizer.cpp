@@ -19,8 +19,7 @@ struct SignStep {
   }
 };
 
-class Signum : public Optimizer {
- public:
+struct Signum : Optimizer {
   // One vector beside the parameters, the average; checkpoints store it
   explicit Signum(double learning_rate) : Optimizer(learning_rate, 0, false, {"average"}) {}
   std::string name() const override { return "signum"; }

@@ -40,9 +40,9 @@ int main(int argc, char** argv) {
     Sequential model;
     int channels = 3;
     for (int width : {16, 32, 64}) {  // each stage halves the picture and doubles the channels
-      model.attach("conv" + std::to_string(width), Conv2d::before_norm(channels, width, 3, channels == 3 ? 1 : 2));
-      model.attach("norm" + std::to_string(width), std::make_unique<BatchNorm2d>(width, true));
-      model.attach("block" + std::to_string(width), std::make_unique<Block>(width));
+      model.adopt("conv" + std::to_string(width), Conv2d::before_norm(channels, width, 3, channels == 3 ? 1 : 2));
+      model.child<BatchNorm2d>("norm" + std::to_string(width), width, true);
+      model.child<Block>("block" + std::to_string(width), width);
       channels = width;
     }
     model.add<GlobalAveragePool>();

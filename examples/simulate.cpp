@@ -14,7 +14,6 @@
 #include "dist/server/asynchrony.h"
 #include "dist/server/rules.h"
 #include "dist/server/straggler_emulation.h"
-#include "layers/train/option_rows.h"
 #include "tandem.h"
 
 namespace tandem {
@@ -30,8 +29,7 @@ namespace {
 // How the run is reported, and on which pictures it is evaluated.
 struct Output {
   bool json = false, dry_run = false;
-  std::string evaluate_on = {};  // test, held-out; empty: both
-  std::string slow = {};
+  std::string evaluate_on = "both", slow = {};
 };
 
 RunConfig options(int argc, char** argv, SimulatorOptions& s, Output& out) {
@@ -54,10 +52,8 @@ RunConfig options(int argc, char** argv, SimulatorOptions& s, Output& out) {
   own.number("--evaluate-every", s.evaluate_every, 1e-6, 1e9,
              "epochs between two evaluations: 10, or 0.25 for four an epoch");
   own.number("--until", s.until, 1e-6, 2, "ends the run at the evaluation that reaches this accuracy (2: never)");
-  own.text("--evaluate-on", out.evaluate_on, "test or held-out: which pictures (both, unless it is given)", {},
-           [](const std::string& v) {
-             if (v != "test" && v != "held-out") refuse("--evaluate-on ", v, ": expected test or held-out");
-           });
+  own.choice("--evaluate-on", out.evaluate_on, {"both", "test", "held-out"},
+             "which pictures: those of the test, those held out of the training, or both");
   own.flag("--json", out.json, true, "prints the run as one line of JSON, and nothing else");
   own.flag("--dry-run", out.dry_run, true,
            "only checks the options, and says as JSON whether the strategy's rule keeps a momentum");
@@ -106,8 +102,7 @@ std::string described(const Dataset& data) {
   Checksum sum;
   for (const Pictures* p : {&data.train, &data.test})
     for (const Tensor* t : {&p->images, &p->labels}) sum.add(t->raw(), t->bytes());
-  return printed("%lld + %lld pictures, ", static_cast<long long>(data.train.count()),
-                 static_cast<long long>(data.test.count())) +
+  return std::to_string(data.train.count()) + " + " + std::to_string(data.test.count()) + " pictures, " +
          hex(sum.value());
 }
 
@@ -173,9 +168,7 @@ int main(int argc, char** argv) {
     Output out;
     const RunConfig o = options(argc, argv, s, out);
     auto backend = make_backend(o);
-    if (out.dry_run) {
-      return print({{"strategy", s.strategy}, {"momentum", keeps_momentum(s.strategy)}});
-    }
+    if (out.dry_run) return print({{"strategy", s.strategy}, {"momentum", keeps_momentum(s.strategy)}});
     Dataset data = load_dataset(o.data_set, o.data, o.folder);
     const auto began = Clock::now();
     Loaders loaders(data, o, *backend);

@@ -13,23 +13,15 @@ using namespace tandem;
 
 namespace {
 
-double bits(const std::string& option, const std::string& text) {
-  const double unit = text.ends_with('G') ? 1e9 : text.ends_with('M') ? 1e6 : 0;
-  const auto v = unit > 0 ? parsed<double>(text.substr(0, text.size() - 1)) : std::nullopt;
-  if (!v || !(*v > 0) || !std::isfinite(*v)) refuse(option, " ", text, ": expected bit/s: 10G, 500M");
-  return *v * unit;
-}
-
 // "32,64" or "1x,4x": numbers of samples, and multiples of the largest minibatch that fits with all tensors kept.
 void read_batches(const std::string& list, TunerOptions& tuner) {
-  for (const std::string& one : parts_of(list, ',')) {
+  for (const std::string& one : parts_of(list, ','))
     if (one.ends_with('x'))
       tuner.multiples.push_back(
           OptionRows::parse("--batches", one.substr(0, one.size() - 1), 0.01, 1e6, "multiples from 0.01x: 1x,4x"));
     else
       tuner.batches.push_back(
           OptionRows::parse<std::int64_t>("--batches", one, 1, OptionRows::large, "whole numbers from 1: 32,64"));
-  }
 }
 
 RunConfig options(int argc, char** argv, TuneRequest& r) {
@@ -47,8 +39,12 @@ RunConfig options(int argc, char** argv, TuneRequest& r) {
              "how the learning rate follows: linear, sqrt, lars or adascale");
   own.number("--noise-steps", r.noise_steps, 1, large, "steps of 16 pictures before the gradient's noise is measured");
   own.number("--ranks", x.ranks, 1, large, "how many train together");
-  own.add({"--link", "bit/s of each rank's link: 10G, 500M (default: no limit)", "",
-           [&](const std::string& v) { x.link = bits("--link", v) / 8; }});
+  own.add({"--link", "bit/s of each rank's link: 10G, 500M (default: no limit)", "", [&](const std::string& v) {
+             const double unit = v.ends_with('G') ? 1e9 : v.ends_with('M') ? 1e6 : 0;
+             const auto number = parsed<double>(v.substr(0, v.size() - 1));
+             x.link = number.value_or(0) * unit / 8;
+             if (!(x.link > 0) || !std::isfinite(x.link)) refuse("--link ", v, ": expected bit/s: 10G, 500M");
+           }});
   own.choice("--exchange", exchange, {"server", "all-reduce"}, "server or all-reduce");
   own.flag("--measure", r.measure, true, "run the plans here too");
   RunConfig o =

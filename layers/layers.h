@@ -101,8 +101,7 @@ class AveragePool2d : public Pool2d<average_pool2d> {
 
 // An operation of one input as a module.
 template <Variable (*operation)(const Variable&)>
-class Activation : public Module {
- public:
+struct Activation : Module {
   Variable forward(const Variable& x) override { return operation(x); }
 };
 class ReLU : public Activation<relu> {};

@@ -50,8 +50,7 @@ Variable Module::operator()(const Variable& x) {
 }
 
 void Module::each(const std::function<void(Module&)>& visit) {
-  visit(*this);
-  for (auto& [name, module] : children_) module->each(visit);
+  walk(path_, [&](const std::string&, Module& m) { visit(m); });
 }
 
 void Module::train(bool on) {
@@ -60,8 +59,7 @@ void Module::train(bool on) {
 
 void Module::walk(const std::string& path, const std::function<void(const std::string& path, Module&)>& visit) {
   visit(path, *this);
-  for (auto& [name, module] : children_)
-    module->walk(path.empty() || name.empty() ? path + name : path + "." + name, visit);
+  for (auto& [name, module] : children_) module->walk(path.empty() ? name : path + "." + name, visit);
 }
 
 void Module::name_tree(const std::string& path) {

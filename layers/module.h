@@ -137,12 +137,6 @@ class Module {
     children_.emplace_back(std::move(name), std::move(module));
     return m;
   }
-  // Adds an inner module whose parts are named as if they were parts of this module.
-  Module& wrap(Model module) {
-    Module& m = *module;
-    children_.emplace_back("", std::move(module));
-    return m;
-  }
 
  private:
   // Throws Error when a child, parameter or buffer has this name already: checkpoints identify them by name.
@@ -182,10 +176,7 @@ class Sequential : public Module {
   M& add(Arguments&&... arguments) {
     return child<M>(std::to_string(children().size()), std::forward<Arguments>(arguments)...);
   }
-  template <class M>
-  M& attach(std::string name, std::unique_ptr<M> module) {
-    return adopt(std::move(name), std::move(module));
-  }
+  using Module::adopt, Module::child;  // under names of their own
   Variable forward(const Variable& x) override;
 };
 

@@ -13,11 +13,11 @@ while read -r room most; do
 done <<'END'
 core 7128
 autograd 3519
-layers 7062
-datasets 2225
+layers 6925
+datasets 2112
 cuda 2706
 dist 12801
-examples 1176
+examples 1134
 examples/course 1200
 tests 23222
 END

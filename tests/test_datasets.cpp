@@ -4,9 +4,8 @@
 #include <cstdlib>
 #include <numeric>
 
-#include "datasets/cifar.h"
 #include "datasets/loader.h"
-#include "datasets/mnist.h"
+#include "datasets/readers.h"
 #include "datasets/synthetic.h"
 #include "tests/data_files.h"
 
@@ -574,7 +573,7 @@ TEST(Synthetic, IsAFunctionOfItsSeed) {
   EXPECT_NE(a.train.images.slice(0, 500).values(), a.test.images.values());
   o.seed = 1;
   EXPECT_NE(synthetic(o).train.images.values(), b.train.images.values());
-  SyntheticOptions c = SyntheticOptions::cifar10();
+  SyntheticOptions c{.side = 32, .channels = 3};
   c.train = c.test = 10;
   EXPECT_EQ(synthetic(c).train.images.shape(), (Shape{10, 32, 32, 3}));
   c.noise = 65;

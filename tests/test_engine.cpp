@@ -170,7 +170,7 @@ TEST_F(Engine, TwoOfOneNameAreRefused) {
   EXPECT_REFUSED(Parameters p(3), "name");
   EXPECT_REFUSED(Parameters p(4), "a.b", ".");
   Sequential model;
-  model.attach("1", std::make_unique<ReLU>());
+  model.adopt("1", std::make_unique<ReLU>());
   EXPECT_REFUSED(model.add<ReLU>(), "\"1\"", "already");
 }
 

@@ -1,9 +1,9 @@
 // Other programs' files: PyTorch's weights both ways, the ONNX graph, TensorBoard's events.
 #include "core/files/safetensors.h"
 #include "layers/export/onnx.h"
+#include "layers/export/summary.h"
 #include "layers/export/tensorboard.h"
 #include "layers/export/torch_weights.h"
-#include "layers/export/trace_model.h"
 #include "tests/training.h"
 
 namespace tandem::test {

@@ -283,7 +283,7 @@ Outcome train(const Case& c, Backend& backend, int steps, const Budget& budget) 
   mode().draws = 0;
   Sequential model;
   if (c.drop > 0) model.add<Dropout>(c.drop);
-  model.attach("net", std::unique_ptr<Module>(make_model(c.model, 10, c.channels, c.side)));
+  model.adopt("net", std::unique_ptr<Module>(make_model(c.model, 10, c.channels, c.side)));
   if (c.drop > 0) model.add<Dropout>(c.drop);
   FlatParameters flat(model, backend, 1);
   BoundSgd sgd(flat, {.learning_rate = 0.05, .momentum = 0.9});
@@ -816,9 +816,9 @@ TEST(Recompute, AMarkedModuleHasTheSameGradientsAndStatisticsInLessMemory) {
       block->add<BatchNorm2d>(8, true);
       block->add<Dropout>(0.4);
     }
-    model.attach("block", std::move(block));
-    model.attach("pool", std::make_unique<GlobalAveragePool>());
-    model.attach("fc", std::make_unique<Linear>(8, 4));
+    model.adopt("block", std::move(block));
+    model.adopt("pool", std::make_unique<GlobalAveragePool>());
+    model.adopt("fc", std::make_unique<Linear>(8, 4));
     FlatParameters flat(model, *backend, 1);
     model.train();
     mode().draws = 3;

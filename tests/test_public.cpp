@@ -136,7 +136,7 @@ struct Tower : Module {
   Tower() {
     body.add<Linear>(4, 3);
     body.add<GELU>();
-    body.attach("norm", std::make_unique<BatchNorm2d>(3));
+    body.adopt("norm", std::make_unique<BatchNorm2d>(3));
   }
   Variable forward(const Variable& x) override { return body(x); }
 };

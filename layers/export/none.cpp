@@ -18,6 +18,5 @@ void export_onnx(Module&, Backend&, const Shape&, const std::string&) { refuse_f
 EventFile::EventFile(const std::string& folder) { refuse_files(folder + ": TensorBoard"); }
 void EventFile::scalars(std::int64_t, const std::vector<std::pair<std::string, double>>&) {}
 void EventFile::histogram(std::int64_t, const std::string&, const Tensor&) {}
-void EventFile::write(const std::string&) {}
 
 }  // namespace tandem

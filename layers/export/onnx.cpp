@@ -1,6 +1,5 @@
 #include "layers/export/onnx.h"
 
-#include <cstring>
 #include <map>
 #include <set>
 #include <variant>
@@ -8,7 +7,7 @@
 #include "core/backend.h"
 #include "core/files/atomic_file.h"
 #include "layers/export/onnx.pb.h"
-#include "layers/export/trace_model.h"
+#include "layers/export/summary.h"
 
 namespace tandem {
 namespace {
@@ -16,6 +15,7 @@ namespace {
 constexpr int float_type = 1, int64_type = 7;  // TensorProto.DataType
 constexpr int attribute_float = 1, attribute_int = 2, attribute_ints = 7;
 using Ints = std::vector<std::int64_t>;
+using Attributes = std::vector<std::pair<const char*, std::variant<std::int64_t, Ints, float>>>;
 
 // A value of the graph. Pictures are [N, C, H, W] there and [N, H, W, C] here: `channels_first` is the layout
 // of a value. A Transpose is inserted where the other layout is needed; between convolutions none is.
@@ -26,7 +26,7 @@ struct Value {
 
 class Exporter {
  public:
-  Exporter(Module& model, Backend& backend, const Shape& picture) : batch_(2) {
+  std::string bytes(Module& model, Backend& backend, const Shape& picture) {
     Tensor input, output;
     const std::vector<Operation> operations = operations_of(model, backend, picture, &input, &output);
     for (auto& [name, p] : model.parameters()) names_[key(p->variable.value())] = name;
@@ -42,16 +42,12 @@ class Exporter {
     values_[key(input)] = {"input", true};
     for (const Operation& o : operations) {
       at_ = &o;
-      convert(o);
+      values_[key(o.output)] = convert(o);
     }
-    const auto last = values_.find(key(output));
-    if (last == values_.end()) refuse("ONNX: the model's output was not computed by an operation that is recorded");
-    const Value y = logical(output);
-    node("Identity", {y.name}, "output");
+    if (!values_.contains(key(output)))
+      refuse("ONNX: the model's output was not computed by an operation that is recorded");
+    make("Identity", {logical(output).name}, {}, "output");
     describe(graph_->add_output(), "output", output.shape());
-  }
-
-  std::string bytes() const {
     std::string all;
     if (file_.ByteSizeLong() > INT32_MAX || !file_.SerializeToString(&all))
       refuse("ONNX: the model is larger than 2 GiB, which is all that one file can hold");
@@ -111,32 +107,30 @@ class Exporter {
   // ---- nodes --------------------------------------------------------------------------------------------------------
   std::string unique(const std::string& base) { return base + "_" + std::to_string(count_++); }
 
-  onnx::NodeProto* node(const std::string& op, const std::vector<std::string>& inputs, const std::string& output) {
-    last_ = graph_->add_node();
-    last_->set_op_type(op);
-    last_->set_name(unique((at_ && !at_->module.empty() ? at_->module + "/" : "") + op));
-    for (const std::string& i : inputs) last_->add_input(i);
-    last_->add_output(output);
-    return last_;
-  }
-  std::string make(const std::string& op, const std::vector<std::string>& inputs) {
-    const std::string name = unique(at_->op);
-    node(op, inputs, name);
-    return name;
-  }
-  void set(const char* name, const std::variant<std::int64_t, Ints, float>& value) {
-    auto* a = last_->add_attribute();
-    a->set_name(name);
-    if (const auto* whole = std::get_if<std::int64_t>(&value)) {
-      a->set_type(attribute_int);
-      a->set_i(*whole);
-    } else if (const auto* real = std::get_if<float>(&value)) {
-      a->set_type(attribute_float);
-      a->set_f(*real);
-    } else {
-      a->set_type(attribute_ints);
-      for (std::int64_t i : std::get<Ints>(value)) a->add_ints(i);
+  // Returns the name of the node's output.
+  std::string make(const std::string& op, const std::vector<std::string>& inputs, const Attributes& attributes = {},
+                   std::string output = "") {
+    if (output.empty()) output = unique(at_->op);
+    auto* n = graph_->add_node();
+    n->set_op_type(op);
+    n->set_name(unique((at_ && !at_->module.empty() ? at_->module + "/" : "") + op));
+    for (const std::string& i : inputs) n->add_input(i);
+    n->add_output(output);
+    for (const auto& [name, value] : attributes) {
+      auto* a = n->add_attribute();
+      a->set_name(name);
+      if (const auto* whole = std::get_if<std::int64_t>(&value)) {
+        a->set_type(attribute_int);
+        a->set_i(*whole);
+      } else if (const auto* real = std::get_if<float>(&value)) {
+        a->set_type(attribute_float);
+        a->set_f(*real);
+      } else {
+        a->set_type(attribute_ints);
+        for (std::int64_t i : std::get<Ints>(value)) a->add_ints(i);
+      }
     }
+    return output;
   }
 
   // ---- values -------------------------------------------------------------------------------------------------------
@@ -148,53 +142,41 @@ class Exporter {
     const Value v = value(t);
     if (t.rank() != 4 || v.channels_first == first) return v;
     Value& there = turned_[v.name];  // inserted once for all readers
-    if (there.name.empty()) {
-      there = {make("Transpose", {v.name}), first};
-      set("perm", order);
-    }
+    if (there.name.empty()) there = {make("Transpose", {v.name}, {{"perm", order}}), first};
     return there;
   }
   Value picture(const Tensor& t) { return transposed(t, true, {0, 3, 1, 2}); }   // as [N, C, H, W]
   Value logical(const Tensor& t) { return transposed(t, false, {0, 2, 3, 1}); }  // with Tandem's order of axes
-  void result(const Tensor& t, const std::string& name, bool first) { values_[key(t)] = {name, first}; }
 
   Ints pair(const char* name) const {
     return {std::int64_t(at_->attribute(name, 0)), std::int64_t(at_->attribute(name, 1))};
   }
   std::string relu_if_asked(std::string y) { return at_->attribute("relu") ? make("Relu", {y}) : y; }
 
-  void convert(const Operation& o) {
-    using Convert = void (Exporter::*)(const Operation&);
-    static const std::map<std::string, Convert> special{{"conv2d", &Exporter::convolution},
-                                                        {"linear", &Exporter::linear},
-                                                        {"batch_norm", &Exporter::batch_norm},
-                                                        {"max_pool2d", &Exporter::pool},
-                                                        {"slice", &Exporter::slice},
-                                                        {"average_pool2d", &Exporter::pool},
-                                                        {"pad", &Exporter::pad},
-                                                        {"reshape", &Exporter::reshape}};
+  Value convert(const Operation& o) {
     static const std::map<std::string, const char*> binary{{"add", "Add"}, {"sub", "Sub"},     {"mul", "Mul"},
                                                            {"div", "Div"}, {"maximum", "Max"}, {"minimum", "Min"},
                                                            {"pow", "Pow"}};
     if (o.output.dtype() != DType::f32) no_mapping(std::string("computes in ") + name_of(o.output.dtype()));
     const Tensor& x = o.inputs.at(0);
-    if (const auto found = special.find(o.op); found != special.end()) {
-      (this->*found->second)(o);
-    } else if (o.op == "matmul") {
-      result(o.output, make("MatMul", {value(x).name, value(o.inputs.at(1)).name}), false);
-    } else if (o.op == "softmax" || o.op == "log_softmax") {
-      const std::string y = make(o.op == "softmax" ? "Softmax" : "LogSoftmax", {logical(x).name});
-      set("axis", -1);
-      result(o.output, y, false);
-    } else if (const auto op = binary.find(o.op); op != binary.end()) {
+    if (o.op == "conv2d") return convolution(o);
+    if (o.op == "linear") return linear(o);
+    if (o.op == "batch_norm") return batch_norm(o);
+    if (o.op == "max_pool2d" || o.op == "average_pool2d") return pool(o);
+    if (o.op == "slice") return slice(o);
+    if (o.op == "pad") return pad(o);
+    if (o.op == "reshape") return reshape(o);
+    if (o.op == "matmul") return {make("MatMul", {value(x).name, value(o.inputs.at(1)).name})};
+    if (o.op == "softmax" || o.op == "log_softmax")
+      return {make(o.op == "softmax" ? "Softmax" : "LogSoftmax", {logical(x).name}, {{"axis", -1}})};
+    if (const auto op = binary.find(o.op); op != binary.end()) {
       const Tensor& b = o.inputs.at(1);
       const bool first = x.shape() == b.shape() && value(x).channels_first && value(b).channels_first;
       const Value p = first ? value(x) : logical(x), q = first ? value(b) : logical(b);
-      result(o.output, make(op->second, {p.name, q.name}), first);
-    } else {
-      const Value v = value(x);
-      result(o.output, of_one_input(o, v.name), v.channels_first);
+      return {make(op->second, {p.name, q.name}), first};
     }
+    const Value v = value(x);
+    return {of_one_input(o, v.name), v.channels_first};
   }
 
   // Element-wise operations of one input, in either layout.
@@ -212,66 +194,58 @@ class Exporter {
       const std::string y = make("Mul", {x, number(o.attribute("factor"))});
       return o.attribute("shift") ? make("Add", {y, number(o.attribute("shift"))}) : y;
     }
-    if (o.op != "leaky_relu" && o.op != "elu") no_mapping();
-    const std::string y = make(o.op == "elu" ? "Elu" : "LeakyRelu", {x});
-    set("alpha", float(o.attribute(o.op == "elu" ? "alpha" : "slope")));
-    return y;
+    if (o.op == "elu") return make("Elu", {x}, {{"alpha", float(o.attribute("alpha"))}});
+    if (o.op == "leaky_relu") return make("LeakyRelu", {x}, {{"alpha", float(o.attribute("slope"))}});
+    no_mapping();
   }
 
   // "Conv", "Gemm": x, the weight and, where there is one, the bias.
-  std::string with_weights(const char* op, const Operation& o, const std::string& x, bool filter) {
+  std::string with_weights(const char* op, const Operation& o, const std::string& x, bool filter,
+                           const Attributes& attributes) {
     std::vector<std::string> inputs{x, weight(o.inputs.at(1), filter)};
     if (o.inputs.size() > 2) inputs.push_back(weight(o.inputs[2]));
-    return make(op, inputs);
+    return relu_if_asked(make(op, inputs, attributes));
   }
-  void set_window() {
+  Attributes window() const {
     const Ints pad = pair("padding");
-    set("kernel_shape", pair("window"));
-    set("strides", pair("stride"));
-    set("pads", Ints{pad[0], pad[1], pad[0], pad[1]});
+    return {
+        {"kernel_shape", pair("window")}, {"strides", pair("stride")}, {"pads", Ints{pad[0], pad[1], pad[0], pad[1]}}};
   }
 
-  void convolution(const Operation& o) {
-    const std::string y = with_weights("Conv", o, picture(o.inputs.at(0)).name, true);
-    set_window();
-    set("dilations", pair("dilation"));
-    set("group", std::int64_t(o.attribute("groups")));
-    result(o.output, relu_if_asked(y), true);
+  Value convolution(const Operation& o) {
+    Attributes how = window();
+    how.emplace_back("dilations", pair("dilation"));
+    how.emplace_back("group", std::int64_t(o.attribute("groups")));
+    return {with_weights("Conv", o, picture(o.inputs.at(0)).name, true, how), true};
   }
 
-  void linear(const Operation& o) {
-    const std::string y = with_weights("Gemm", o, value(o.inputs.at(0)).name, false);
-    set("transB", 1);
-    result(o.output, relu_if_asked(y), false);
+  Value linear(const Operation& o) {
+    return {with_weights("Gemm", o, value(o.inputs.at(0)).name, false, {{"transB", 1}})};
   }
 
   // x, gamma, beta, residual (or nothing), mean, variance.
-  void batch_norm(const Operation& o) {
+  Value batch_norm(const Operation& o) {
     if (o.inputs.size() < 6) no_mapping("ran in training mode");
     const Tensor& x = o.inputs[0];
     const bool first = x.rank() == 4;
     if (!first && x.rank() != 2) no_mapping("has an input of rank " + std::to_string(x.rank()));
-    std::string y = make("BatchNormalization", {picture(x).name, weight(o.inputs[1]), weight(o.inputs[2]),
-                                                weight(o.inputs[4]), weight(o.inputs[5])});
-    set("epsilon", float(o.attribute("epsilon")));
+    std::string y =
+        make("BatchNormalization",
+             {picture(x).name, weight(o.inputs[1]), weight(o.inputs[2]), weight(o.inputs[4]), weight(o.inputs[5])},
+             {{"epsilon", float(o.attribute("epsilon"))}});
     if (o.inputs[3].defined()) y = make("Add", {y, picture(o.inputs[3]).name});
-    result(o.output, relu_if_asked(y), first);
+    return {relu_if_asked(y), first};
   }
 
-  void pool(const Operation& o) {
+  Value pool(const Operation& o) {
     const Tensor& x = o.inputs.at(0);
     const std::string from = picture(x).name;
-    if (o.output.rank() == 2) {  // global: [N, C, 1, 1], then [N, C]
-      const std::string y = make("Flatten", {make("GlobalAveragePool", {from})});
-      set("axis", 1);
-      result(o.output, y, false);
-      return;
-    }
+    if (o.output.rank() == 2)  // global: [N, C, 1, 1], then [N, C]
+      return {make("Flatten", {make("GlobalAveragePool", {from})}, {{"axis", 1}})};
     const bool largest = o.op == "max_pool2d";
-    const std::string y = make(largest ? "MaxPool" : "AveragePool", {from});
-    set_window();
-    if (!largest) set("count_include_pad", 0);
-    result(o.output, relu_if_asked(y), true);
+    Attributes how = window();
+    if (!largest) how.emplace_back("count_include_pad", 0);
+    return {relu_if_asked(make(largest ? "MaxPool" : "AveragePool", {from}, how)), true};
   }
 
   // The axis of the operation, in the layout that x has.
@@ -280,14 +254,14 @@ class Exporter {
     const Ints there{0, 2, 3, 1};
     return x.channels_first && rank == 4 ? there[std::size_t(axis)] : axis;
   }
-  void slice(const Operation& o) {
+  Value slice(const Operation& o) {
     const Value x = value(o.inputs.at(0));
     const Ints begin{std::int64_t(o.attribute("begin"))}, end{std::int64_t(o.attribute("end"))},
         axis{axis_in(x, o.output.rank())}, step{std::int64_t(o.attribute("step"))};
     if (axis[0] == 0) no_mapping("cuts the pictures of a batch");
-    result(o.output, make("Slice", {x.name, ints(begin), ints(end), ints(axis), ints(step)}), x.channels_first);
+    return {make("Slice", {x.name, ints(begin), ints(end), ints(axis), ints(step)}), x.channels_first};
   }
-  void pad(const Operation& o) {
+  Value pad(const Operation& o) {
     const Value x = value(o.inputs.at(0));
     const int rank = o.output.rank();
     const std::int64_t axis = axis_in(x, rank);
@@ -295,10 +269,10 @@ class Exporter {
     Ints pads(std::size_t(2 * rank));
     pads[std::size_t(axis)] = std::int64_t(o.attribute("before"));
     pads[std::size_t(rank + axis)] = std::int64_t(o.attribute("after"));
-    result(o.output, make("Pad", {x.name, ints(pads), number(o.attribute("value"))}), x.channels_first);
+    return {make("Pad", {x.name, ints(pads), number(o.attribute("value"))}), x.channels_first};
   }
 
-  void reshape(const Operation& o) {
+  Value reshape(const Operation& o) {
     const Tensor& x = o.inputs.at(0);
     const Shape &from = x.shape(), &to = o.output.shape();
     if (from.rank() == 0 || to.rank() == 0 || from[0] != batch_ || to[0] != batch_)
@@ -306,13 +280,12 @@ class Exporter {
     const bool one_pixel = from.rank() == 4 && from[1] == 1 && from[2] == 1 && to.rank() == 2;
     Ints shape(to.begin(), to.end());
     shape[0] = 0;  // as it was
-    result(o.output, make("Reshape", {one_pixel ? value(x).name : logical(x).name, ints(shape)}), false);
+    return {make("Reshape", {one_pixel ? value(x).name : logical(x).name, ints(shape)})};
   }
 
-  std::int64_t batch_;
+  static constexpr std::int64_t batch_ = 2;
   onnx::ModelProto file_;
   onnx::GraphProto* graph_ = file_.mutable_graph();
-  onnx::NodeProto* last_ = nullptr;
   const Operation* at_ = nullptr;
   std::map<Key, std::string> names_;     // of parameters and buffers
   std::map<Key, Value> values_;          // results of operations
@@ -325,7 +298,7 @@ class Exporter {
 
 std::string onnx_of(Module& model, Backend& backend, const Shape& picture) {
   NoGrad off;
-  return Exporter(model, backend, picture).bytes();
+  return Exporter().bytes(model, backend, picture);
 }
 
 void export_onnx(Module& model, Backend& backend, const Shape& picture, const std::string& path) {

@@ -32,24 +32,22 @@ class Visit {
   Visit(Module& model, const Module::ForwardHook& hook) : model_(model), trains_(model, true) {
     model.name_tree(model.path());
     for (auto& [name, p] : model.parameters()) borrowed_ = borrowed_ || !p->variable.defined();
+    for (auto& [name, s] : model.buffers()) {
+      buffers_.emplace_back(s, s->tensor);
+      if (!borrowed_) s->tensor = s->tensor.clone();
+    }
     if (borrowed_) {
       backend_ = cpu_backend();
       flat_ = std::make_unique<FlatParameters>(model, *backend_, 0);
     }
-    for (auto& [name, s] : model.buffers()) buffers_.emplace_back(s, s->tensor.clone());
     model.each([&](Module& m) { before_.emplace_back(&m, m.on_forward(hook)); });
   }
   ~Visit() {
     for (auto& [module, hook] : before_) module->on_forward(std::move(hook));
-    for (auto& [buffer, value] : buffers_)
-      if (borrowed_)
-        buffer->tensor = Tensor();
-      else
-        buffer->tensor.copy_from(value);
+    for (auto& [buffer, before] : buffers_) buffer->tensor = before;
     if (borrowed_)
       for (auto& [name, p] : model_.parameters()) p->variable = Variable();
   }
-  Visit(const Visit&) = delete;
 
  private:
   Module& model_;
@@ -82,12 +80,7 @@ std::size_t peak_of(const std::vector<TapeEntry>& tape) {
   return peak;
 }
 
-std::string count(double v) {
-  return v < 1e4   ? printed("%.0f", v)
-         : v < 1e6 ? printed("%.1f k", v / 1e3)
-         : v < 1e9 ? printed("%.2f M", v / 1e6)
-                   : printed("%.2f G", v / 1e9);
-}
+std::string count(double v) { return short_number(v, 5); }
 
 // The number of columns on a terminal: bytes that begin a character.
 std::size_t columns_of(const std::string& s) {
@@ -168,6 +161,23 @@ std::string ModelSummary::text() const {
        << " for backward; with gradients at most " << readable_bytes(double(backward_peak_bytes))
        << ", with parameters and " << state.name << " " << readable_bytes(double(training_bytes())) << " (estimated)\n";
   return aligned(table, 3) + sums.str();
+}
+
+std::vector<Operation> operations_of(Module& model, Backend& backend, const Shape& picture, Tensor* input,
+                                     Tensor* output) {
+  require(picture.rank() == 3, "a picture has the axes [H,W,C], not ", picture);
+  bool complete = true;
+  for (auto& [name, p] : model.parameters()) complete = complete && p->variable.defined();
+  if (!complete) FlatParameters gives_memory(model, backend, 1);
+  const InMode evaluates(model, false);
+  NoGrad off;
+  Alone alone;
+  Recorder recorder;
+  Variable x(Tensor::zeros(backend, {2, picture[0], picture[1], picture[2]}));
+  Variable y = model(x);
+  if (input) *input = x.value();
+  if (output) *output = y.value();
+  return std::move(recorder.operations);
 }
 
 }  // namespace tandem

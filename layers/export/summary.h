@@ -1,8 +1,9 @@
-// A summary of a model, from its modules and the tape of one run.
+// What one run of a model shows: a summary of its modules, from the tape, and its operations.
 #pragma once
 #include <string>
 #include <vector>
 
+#include "autograd/recorder.h"
 #include "layers/module.h"
 
 namespace tandem {
@@ -44,5 +45,10 @@ std::string aligned(const std::vector<std::vector<std::string>>& rows, std::size
 // Runs the model on zeros of this shape ([N, H, W, C]; N at least 2 with batch norm) in training mode. A model without
 // memory gets memory on the CPU during the call. Afterwards the model is unchanged: statistics are restored.
 ModelSummary summary(Module& model, const Shape& input, DType dtype = DType::f32);
+
+// Runs two pictures of zeros, [H, W, C] each, through the model, which gets its memory if it has none yet. input and
+// output, if given, are set to the tensors at both ends.
+std::vector<Operation> operations_of(Module& model, Backend& backend, const Shape& picture, Tensor* input = nullptr,
+                                     Tensor* output = nullptr);
 
 }  // namespace tandem

@@ -5,11 +5,13 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <bit>
 #include <cerrno>
 #include <chrono>
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <numeric>
 
 #include "layers/export/event.pb.h"
 
@@ -19,19 +21,18 @@ namespace {
 double now() { return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count(); }
 
 // CRC-32C (Castagnoli's polynomial), rotated and shifted as the record format requires.
-std::uint32_t masked_crc(const char* bytes, std::size_t n) {
-  static const auto table = [] {
-    std::array<std::uint32_t, 256> t{};
-    for (std::uint32_t i = 0; i < 256; i++) {
-      t[i] = i;
-      for (int bit = 0; bit < 8; bit++) t[i] = t[i] >> 1 ^ (t[i] & 1 ? 0x82f63b78u : 0);
-    }
-    return t;
-  }();
+std::uint32_t masked_crc(std::string_view bytes) {
   std::uint32_t crc = ~0u;
-  for (std::size_t i = 0; i < n; i++) crc = table[(crc ^ std::uint8_t(bytes[i])) & 255] ^ crc >> 8;
-  crc = ~crc;
-  return (crc >> 15 | crc << 17) + 0xa282ead8u;
+  for (const char byte : bytes) {
+    crc ^= std::uint8_t(byte);
+    for (int bit = 0; bit < 8; bit++) crc = crc >> 1 ^ (crc & 1 ? 0x82f63b78u : 0);
+  }
+  return std::rotr(~crc, 15) + 0xa282ead8u;
+}
+
+template <class T>
+std::string bytes_of(T number) {
+  return {reinterpret_cast<const char*>(&number), sizeof number};
 }
 
 }  // namespace
@@ -52,13 +53,8 @@ EventFile::EventFile(const std::string& folder) {
 }
 
 void EventFile::write(const std::string& event) {
-  const std::uint64_t length = event.size();
-  char head[12], tail[4];
-  std::memcpy(head, &length, 8);
-  const std::uint32_t head_crc = masked_crc(head, 8), crc = masked_crc(event.data(), event.size());
-  std::memcpy(head + 8, &head_crc, 4);
-  std::memcpy(tail, &crc, 4);
-  const std::string record = std::string(head, 12) + event + std::string(tail, 4);
+  const std::string length = bytes_of(std::uint64_t(event.size()));
+  const std::string record = length + bytes_of(masked_crc(length)) + event + bytes_of(masked_crc(event));
   if (std::fwrite(record.data(), 1, record.size(), file_.get()) != record.size() || std::fflush(file_.get()) != 0)
     fail(path_, ": the event could not be written: ", std::strerror(errno));
 }
@@ -89,13 +85,8 @@ void EventFile::histogram(std::int64_t step, const std::string& tag, const Tenso
   h->set_min(*low);
   h->set_max(*high);
   h->set_num(double(v.size()));
-  double sum = 0, squares = 0;
-  for (double x : v) {
-    sum += x;
-    squares += x * x;
-  }
-  h->set_sum(sum);
-  h->set_sum_squares(squares);
+  h->set_sum(std::accumulate(v.begin(), v.end(), 0.0));
+  h->set_sum_squares(std::inner_product(v.begin(), v.end(), v.begin(), 0.0));
   // 64 buckets of one width from the smallest to the largest; the last holds its right end too.
   constexpr int buckets = 64;
   const double width = (*high - *low) / buckets;

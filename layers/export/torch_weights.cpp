@@ -1,12 +1,10 @@
 #include "layers/export/torch_weights.h"
 
 #include <algorithm>
-#include <cstring>
 
-#include "autograd/recorder.h"
 #include "core/backend.h"
 #include "core/files/safetensors.h"
-#include "layers/export/trace_model.h"
+#include "layers/export/summary.h"
 #include "layers/optim/flat_parameters.h"
 #include "layers/train/checkpoint.h"
 #include "layers/train/slices.h"
@@ -95,22 +93,20 @@ void import_torch(Module& model, Backend& backend, const Shape& picture, const s
   auto all = state(model, backend, picture);
   const std::string prefix = wrapper_of(file, all);
   std::string lacking, other, unknown;
-  auto list = [](std::string& to, const std::string& what) { to += (to.empty() ? "" : ", ") + what; };
+  auto list = [](std::string& to, const char* title, const std::string& what) {
+    to += (to.empty() ? title : ", ") + what;
+  };
   for (const auto& [name, entry] : all) {
     const Shape& expected = entry.whole;
     if (!file.has(prefix + name))
-      list(lacking, name + " " + text(expected));
-    else if (file.at(prefix + name).shape != expected)
-      list(other, name + " is " + text(file.at(prefix + name).shape) + ", expected " + text(expected));
+      list(lacking, "; only in the model: ", name + " " + text(expected));
+    else if (const Shape& found = file.at(prefix + name).shape; found != expected)
+      list(other, "; of another shape: ", name + " is " + text(found) + ", expected " + text(expected));
   }
   for (const auto& [name, entry] : file.tensors())
     if (!all.contains(name.substr(prefix.size())) && !name.ends_with(counter))
-      list(unknown, name + " " + text(entry.shape));
-  std::string problems;
-  if (!other.empty()) problems += "; of another shape: " + other;
-  if (!lacking.empty()) problems += "; only in the model: " + lacking;
-  if (!unknown.empty()) problems += "; only in the file: " + unknown;
-  if (!problems.empty())
+      list(unknown, "; only in the file: ", name + " " + text(entry.shape));
+  if (const std::string problems = other + lacking + unknown; !problems.empty())
     refuse(path, ": does not fit this model", problems,
            "; is it another model, made for another number of classes, or do its names differ?");
 

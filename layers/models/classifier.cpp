@@ -9,25 +9,14 @@
 #include "layers/train/checkpoint.h"
 
 namespace tandem {
-namespace {
-
-// The description in a file of weights: model, classes, mean, std, channels, side. Empty for a file of another origin.
-std::map<std::string, std::string> description_in(const std::string& weights) {
-  std::map<std::string, std::string> about;
-  const SafetensorsFile file(weights);
-  for (const auto& [full, value] : file.metadata()) {
-    std::string key = full.starts_with("setting ") ? full.substr(8) : full;
-    if (key == "--model") key = "model";
-    for (const char* known : {"model", "classes", "mean", "std", "channels", "side"})
-      if (key == known) about[key] = value;
-  }
-  return about;
-}
-
-}  // namespace
 
 Classifier::Classifier(const std::string& weights, const std::string& model, Backend& backend) : backend_(backend) {
-  const auto about = description_in(weights);
+  const SafetensorsFile file(weights);
+  std::map<std::string, std::string> about;  // model, classes, mean, std, channels and side, among others
+  for (const auto& [full, value] : file.metadata()) {
+    const std::string key = full.starts_with("setting ") ? full.substr(8) : full;
+    about[key == "--model" ? "model" : key] = value;
+  }
   auto said = [&](const char* key) -> const std::string& {
     const auto found = about.find(key);
     if (found == about.end())
@@ -54,7 +43,7 @@ Classifier::Classifier(const std::string& weights, const std::string& model, Bac
     refuse(weights, ": does not say which model this is: name it with --model (", model_names(), ")");
   model_ = make_model(model.empty() ? named->second : model, int(classes_.size()), channels_, side_);
   flat_ = std::make_unique<FlatParameters>(model_, backend, 0);
-  if (SafetensorsFile(weights).metadata().contains("checksum"))
+  if (file.metadata().contains("checksum"))
     load_weights(weights, *flat_);
   else
     import_torch(model_, backend, {side_, side_, channels_}, weights);

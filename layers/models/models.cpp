@@ -6,8 +6,7 @@
 namespace tandem {
 namespace {
 
-class Mlp : public Sequential {
- public:
+struct Mlp : Sequential {
   Mlp(int classes, int inputs) {
     child<Flatten>("flatten");
     child<Linear>("fc1", inputs, 256, true, true);
@@ -18,8 +17,7 @@ class Mlp : public Sequential {
 // conv → ReLU → pool is one operation fewer as conv → pool with ReLU: the maximum of ReLUs is the ReLU of the maximum.
 constexpr Pool2dOptions pool_relu{.kernel_size = 2, .relu = true};
 
-class LeNet5 : public Sequential {
- public:
+struct LeNet5 : Sequential {
   LeNet5(int classes, int channels, int side) {
     child<Conv2d>("conv1", channels, 6, 5, Conv2dOptions{.padding = side == 28 ? 2 : 0});
     child<MaxPool2d>("pool1", pool_relu);
@@ -33,8 +31,7 @@ class LeNet5 : public Sequential {
 };
 
 // norm: with a batch norm after each convolution.
-class SmallCnn : public Sequential {
- public:
+struct SmallCnn : Sequential {
   SmallCnn(int classes, int channels, int side, bool norm) {
     for (const int width : {32, 64}) {
       const std::string number = width == 32 ? "1" : "2";
@@ -53,49 +50,37 @@ class SmallCnn : public Sequential {
   }
 };
 
-Model small(const char* name, int classes, int channels, int side, bool norm) {
-  if (side < 4) refuse(name, ": pictures are at least 4 wide, not ", side);
-  return std::make_unique<SmallCnn>(classes, channels, side, norm);
-}
-
 // ---- by name --------------------------------------------------------------------------------------------------------
-using Make = Model (*)(int classes, int channels, int side);
+Model cifar(int depth, int classes, int channels, int) { return resnet_cifar(depth, classes, channels); }
 
-template <int depth>
-Model resnet_cifar_of(int classes, int channels, int) {
-  return resnet_cifar(depth, classes, channels);
-}
-template <int depth>
-Model resnet_of(int classes, int channels, int side) {
-  return resnet(depth, classes, channels, side);
-}
-
-constexpr struct {
+constexpr struct Known {
   const char* name;
-  Make make;
-} models[] = {{"mlp", mlp},
-              {"lenet5", lenet5},
-              {"smallcnn", smallcnn},
-              {"smallcnn-bn", smallcnn_bn},
-              {"vgg11", [](int classes, int channels, int side) { return vgg(11, classes, channels, side); }},
-              {"vgg16", [](int classes, int channels, int side) { return vgg(16, classes, channels, side); }},
-              {"resnet8", resnet_cifar_of<8>},
-              {"resnet20", resnet_cifar_of<20>},
-              {"resnet32", resnet_cifar_of<32>},
-              {"resnet44", resnet_cifar_of<44>},
-              {"resnet56", resnet_cifar_of<56>},
-              {"resnet110", resnet_cifar_of<110>},
-              {"resnet1202", resnet_cifar_of<1202>},
-              {"resnet18", resnet_of<18>},
-              {"resnet34", resnet_of<34>},
-              {"resnet50", resnet_of<50>},
-              {"resnet101", resnet_of<101>},
-              {"resnet152", resnet_of<152>},
-              {"wrn28-10", [](int classes, int channels, int) { return wide_resnet(28, 10, classes, channels); }}};
+  Model (*make)(int depth, int classes, int channels, int side);
+  int depth = 0;
+} models[] = {
+    {"mlp", [](int, int classes, int channels, int side) { return mlp(classes, channels, side); }},
+    {"lenet5", [](int, int classes, int channels, int side) { return lenet5(classes, channels, side); }},
+    {"smallcnn", [](int, int classes, int channels, int side) { return smallcnn(classes, channels, side); }},
+    {"smallcnn-bn", [](int, int classes, int channels, int side) { return smallcnn(classes, channels, side, true); }},
+    {"vgg11", vgg, 11},
+    {"vgg16", vgg, 16},
+    {"resnet8", cifar, 8},
+    {"resnet20", cifar, 20},
+    {"resnet32", cifar, 32},
+    {"resnet44", cifar, 44},
+    {"resnet56", cifar, 56},
+    {"resnet110", cifar, 110},
+    {"resnet1202", cifar, 1202},
+    {"resnet18", resnet, 18},
+    {"resnet34", resnet, 34},
+    {"resnet50", resnet, 50},
+    {"resnet101", resnet, 101},
+    {"resnet152", resnet, 152},
+    {"wrn28-10", [](int, int classes, int channels, int) { return wide_resnet(28, 10, classes, channels); }}};
 
-Make find(const std::string& name) {
-  for (auto& model : models)
-    if (name == model.name) return model.make;
+const Known& find(const std::string& name) {
+  for (const Known& model : models)
+    if (name == model.name) return model;
   fail("no model '", name, "'; there are: ", model_names());
 }
 
@@ -108,11 +93,14 @@ Model lenet5(int classes, int channels, int side) {
   return std::make_unique<LeNet5>(classes, channels, side);
 }
 
-Model smallcnn(int classes, int channels, int side) { return small("smallcnn", classes, channels, side, false); }
-Model smallcnn_bn(int classes, int channels, int side) { return small("smallcnn-bn", classes, channels, side, true); }
+Model smallcnn(int classes, int channels, int side, bool norm) {
+  if (side < 4) refuse(norm ? "smallcnn-bn" : "smallcnn", ": pictures are at least 4 wide, not ", side);
+  return std::make_unique<SmallCnn>(classes, channels, side, norm);
+}
 
 Model make_model(const std::string& name, int classes, int channels, int side) {
-  return find(name)(classes, channels, side);
+  const Known& model = find(name);
+  return model.make(model.depth, classes, channels, side);
 }
 
 std::string model_names() {

@@ -14,10 +14,10 @@ std::string model_names();                       // "mlp lenet5 smallcnn …"
 void check_model_name(const std::string& name);  // throws as make_model does, and builds nothing
 
 // models.cpp
-Model mlp(int classes, int channels, int side);          // side²·channels → 256 → classes
-Model lenet5(int classes, int channels, int side);       // LeCun et al. 1998, with ReLU and max pooling
-Model smallcnn(int classes, int channels, int side);     // 32 and 64 filters 3×3, two pools, 128 hidden
-Model smallcnn_bn(int classes, int channels, int side);  // with a batch norm behind each convolution
+Model mlp(int classes, int channels, int side);     // side²·channels → 256 → classes
+Model lenet5(int classes, int channels, int side);  // LeCun et al. 1998, with ReLU and max pooling
+// 32 and 64 filters 3×3, two pools, 128 hidden; norm: with a batch norm behind each convolution
+Model smallcnn(int classes, int channels, int side, bool norm = false);
 
 // vgg.cpp. Simonyan and Zisserman 2015, with batch norm; depth 11 or 16. From 224 pixels on torchvision's form, with
 // its classifier of 4096, 4096 and the classes (side below 288: 7 × 7 or 8 × 8 come out of the features); from 28 to

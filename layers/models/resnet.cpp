@@ -23,32 +23,29 @@ class Block : public Module {
     for (const Convolution& c : convolutions) {
       const std::string number = std::to_string(layers_.size() + 1);
       Conv2d& conv = adopt("conv" + number, Conv2d::before_norm(channels, c.width, c.kernel_size, c.stride));
-      layers_.push_back({&conv, &child<BatchNorm2d>("bn" + number, c.width, true)});
+      layers_.emplace_back(conv, child<BatchNorm2d>("bn" + number, c.width, true));
       stride_ *= c.stride;
       channels = c.width;
     }
     widen_ = (channels - in) / 2;
     if (kind != Shortcut::project) return;
     down_ = &child<Sequential>("downsample");
-    down_->attach("0", Conv2d::before_norm(in, channels, 1, stride_));
+    down_->adopt("0", Conv2d::before_norm(in, channels, 1, stride_));
     down_->add<BatchNorm2d>(channels);
   }
 
  public:
   Variable forward(const Variable& x) override {
     Variable y = x;
-    for (std::size_t i = 0; i + 1 < layers_.size(); i++) y = (*layers_[i].norm)((*layers_[i].conv)(y));
-    y = (*layers_.back().conv)(y);
+    for (auto& [conv, norm] : std::span(layers_).first(layers_.size() - 1)) y = norm(conv(y));
+    auto& [last_conv, last_norm] = layers_.back();
+    y = last_conv(y);
     const Variable shortcut = down_ ? (*down_)(x) : pads_ ? pad_shortcut(x, stride_, widen_) : x;
-    return (*layers_.back().norm)(y, shortcut);
+    return last_norm(y, shortcut);
   }
 
  private:
-  struct ConvNorm {
-    Conv2d* conv;
-    BatchNorm2d* norm;
-  };
-  std::vector<ConvNorm> layers_;
+  std::vector<std::pair<Conv2d&, BatchNorm2d&>> layers_;
   int stride_ = 1, widen_ = 0;
   bool pads_;
   Sequential* down_ = nullptr;
@@ -96,8 +93,7 @@ class WideBlock : public Module {
 
 // A stem, stages of blocks B, the mean over the picture and a Linear.
 template <class B>
-class ResNet : public Sequential {
- public:
+struct ResNet : Sequential {
   // Every stage but the first halves the picture. large: the stem is 7 × 7 with stride 2 and a max pool 3 × 3 with
   // stride 2, otherwise 3 × 3 to `stem` channels. Where the blocks begin with a norm, one ends the stages.
   ResNet(int classes, int channels, bool large, int stem, const std::vector<int>& blocks,

@@ -6,8 +6,7 @@ namespace tandem {
 namespace {
 
 // Children are numbered as in torchvision, where each ReLU and dropout takes a number too.
-class Vgg : public Sequential {
- public:
+struct Vgg : Sequential {
   // widths: the convolutions in order; 0 stands for a pool.
   Vgg(const std::vector<int>& widths, int classes, int channels, int side) {
     const bool round_up = side < 32;  // half of an odd side: pictures of 28 pixels would not pass five pools
@@ -18,12 +17,12 @@ class Vgg : public Sequential {
     for (int width : widths) {
       if (width == 0) {
         const int padding = round_up ? side % 2 : 0;
-        features.attach(name(1), std::make_unique<MaxPool2d>(Pool2dOptions{.kernel_size = 2, .padding = padding}));
+        features.child<MaxPool2d>(name(1), Pool2dOptions{.kernel_size = 2, .padding = padding});
         side = side / 2 + padding;
         continue;
       }
-      features.attach(name(1), Conv2d::before_norm(in, width, 3, 1, true));
-      features.attach(name(2), std::make_unique<BatchNorm2d>(width, true));
+      features.adopt(name(1), Conv2d::before_norm(in, width, 3, 1, true));
+      features.child<BatchNorm2d>(name(2), width, true);
       in = width;
     }
     if (!large) {
@@ -34,11 +33,11 @@ class Vgg : public Sequential {
       if (side > 7) child<AveragePool2d>("avgpool", Pool2dOptions{.kernel_size = side - 6, .stride = 1});
       child<Flatten>("flatten");
       Sequential& layers = child<Sequential>("classifier");
-      layers.attach("0", std::make_unique<Linear>(7 * 7 * in, 4096, true, true));
-      layers.attach("2", std::make_unique<Dropout>(0.5));
-      layers.attach("3", std::make_unique<Linear>(4096, 4096, true, true));
-      layers.attach("5", std::make_unique<Dropout>(0.5));
-      layers.attach("6", std::make_unique<Linear>(4096, classes));
+      layers.child<Linear>("0", 7 * 7 * in, 4096, true, true);
+      layers.child<Dropout>("2", 0.5);
+      layers.child<Linear>("3", 4096, 4096, true, true);
+      layers.child<Dropout>("5", 0.5);
+      layers.child<Linear>("6", 4096, classes);
     }
     for (auto& [ignored, p] : parameters())
       if (p->shape.rank() == 2)

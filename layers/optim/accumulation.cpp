@@ -20,13 +20,9 @@ bool Accumulation::backward(const Variable& loss, const Variable& scaled, const 
   if (count_ == 0) flat_.zero_gradients();  // also if a step is repeated after it was interrupted
   const bool due = (batch.index + 1) % batches_ == 0 || batch.index + 1 == per_epoch_;
   flat_.backward(scaled, batches_ == 1 ? batch.weight() : double(batch.size()), due);
-  if (count_ == 0)
-    loss_ = loss.value();
-  else {
-    Tensor sum = Tensor::like(loss_);
-    add(loss_, loss.value(), sum);
-    loss_ = sum;
-  }
+  Tensor sum = count_ == 0 ? loss.value() : Tensor::like(loss_);
+  if (count_ > 0) add(loss_, loss.value(), sum);
+  loss_ = sum;
   count_ = due ? 0 : count_ + 1;
   return due;
 }

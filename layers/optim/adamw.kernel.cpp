@@ -52,13 +52,12 @@ AdamW::AdamW(const AdamWOptions& o)
 void AdamW::allocate() { corrections_ = Tensor::zeros(flat_->backend(), {2}, flat_->values.dtype()); }
 
 void AdamW::apply(Range range) {
-  check_range(range);
-  dispatch_wide(flat_->values.dtype(), "AdamW", [&]<class T> {
+  dispatch_wide(flat().values.dtype(), "AdamW", [&]<class T> {
     launch(flat_->backend(), 1,
            Corrections<T>{device_state(), options_.beta1, options_.beta2, corrections_.write<T>()});
     auto run = [&]<bool decoupled> {
       update_blocks(
-          *flat_, range,
+          *this, range,
           UpdateAdamW<T, decoupled>{device_state(), rates_.data<float>(), T(options_.beta1), T(options_.beta2),
                                     T(options_.epsilon), corrections_.data<T>(), flat_->gradients.data<T>(),
                                     flat_->values.write<T>(), vector<T>(0), vector<T>(1)});

@@ -188,9 +188,8 @@ bool FlatParameters::gradients_complete() const {
 void FlatParameters::on_gradient(std::function<void(const ParameterRange&)> hook) {
   for (const ParameterRange& s : parameter_ranges_) {
     s.leaf->handed_on = false;
-    if (!hook)
-      s.leaf->hook = nullptr;
-    else
+    s.leaf->hook = nullptr;
+    if (hook)
       s.leaf->hook = [this, hook, index = &s - parameter_ranges_.data()](Leaf& leaf) {
         if (!final_) return;
         leaf.handed_on = true;

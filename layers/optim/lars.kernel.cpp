@@ -73,10 +73,10 @@ void LARS::allocate() {
 }
 
 void LARS::measure(Range range, bool add) {
-  check_range(range);
+  require_blocks(*this, range);
   const std::int64_t first = range.begin / FlatParameters::alignment, last = range.end / FlatParameters::alignment;
-  const std::int64_t count = bounds_.size(0);
-  dispatch_wide(flat_->values.dtype(), "LARS", [&]<class T> {
+  const std::int64_t count = std::int64_t(flat().parameter_ranges().size());
+  dispatch_wide(flat().values.dtype(), "LARS", [&]<class T> {
     launch_sums<16>(
         flat_->backend(), last - first,
         SquaredNormsOfBlocks<T>{first, flat_->values.data<T>(), flat_->gradients.data<T>(), partial_.write<T>()});
@@ -88,9 +88,8 @@ void LARS::measure(Range range, bool add) {
 }
 
 void LARS::apply(Range range) {
-  check_range(range);
-  dispatch_wide(flat_->values.dtype(), "LARS", [&]<class T> {
-    update_blocks(*flat_, range,
+  dispatch_wide(flat().values.dtype(), "LARS", [&]<class T> {
+    update_blocks(*this, range,
                   UpdateLARS<T>{device_state(), rates_.data<float>(), adaptive_.data<std::int32_t>(), sums_.data<T>(),
                                 T(options_.trust), T(options_.momentum), flat_->gradients.data<T>(),
                                 flat_->values.write<T>(), vector<T>(0)});

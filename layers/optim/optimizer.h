@@ -122,7 +122,6 @@ class Optimizer {
   virtual double decay_of(const ParameterRange& parameter) const {
     return parameter.decay || decay_everything_ ? weight_decay_ : 0;
   }
-  void check_range(Range range) const;
   void check_bound() const;
   // value, or throws Error: "the weight decay -1 must be finite and at least 0".
   static double not_negative(const char* what, double value);

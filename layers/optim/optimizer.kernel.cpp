@@ -30,30 +30,6 @@ struct CheckStep {
   }
 };
 
-template <class T>
-struct TimesLossScale {
-  const StepState* state;
-  const T* x;
-  T* y;
-  TANDEM_HD void operator()(std::int64_t i) const { y[i] = x[i] * T(state->loss_scale); }
-};
-
-// y = x · loss_scale, and the same for the gradient.
-struct LossScaleNode : Node {
-  static constexpr auto name = "loss_scale";
-  Tensor state;
-  explicit LossScaleNode(Tensor s) : Node(name), state(std::move(s)) {}
-  static Tensor times(const Tensor& x, const Tensor& state) {
-    Tensor y = Tensor::like(x);
-    dispatch_wide(x.dtype(), name, [&]<class T> {
-      launch(x.backend(), x.numel(),
-             TimesLossScale<T>{reinterpret_cast<const StepState*>(state.raw()), x.data<T>(), y.write<T>()});
-    });
-    return y;
-  }
-  void backward(Tensor dy, std::span<GradientSlot> slots) override { slots[0].accumulate(times(dy, state)); }
-};
-
 template <class T, bool momentum, bool nesterov>
 struct UpdateSGD {
   const StepState* state;
@@ -181,17 +157,15 @@ void Optimizer::sync_hyperparameters() {
 }
 
 StepResult Optimizer::step(const Tensor* loss) {
-  check_bound();
-  require(flat_->gradients_complete(), "step() before backward(): there are no gradients");
+  require(flat().gradients_complete(), "step() before backward(): there are no gradients");
   update(loss);
   return result();
 }
 
 void Optimizer::measure_all() {
-  check_bound();
   bool add = false;
   for (OwnerClass owner : {OwnerClass::replicated, OwnerClass::slice}) {
-    if (owner == OwnerClass::replicated && flat_->slice().index > 0) continue;
+    if (owner == OwnerClass::replicated && flat().slice().index > 0) continue;
     for (const Range& r : flat_->ranges(owner)) measure(r, std::exchange(add, true));
   }
   if (!add) sums_.fill(0);
@@ -199,8 +173,7 @@ void Optimizer::measure_all() {
 }
 
 void Optimizer::update(const Tensor* loss) {
-  check_bound();
-  require(measured_ || flat_->slice().count == 1, name(),
+  require(measured_ || flat().slice().count == 1, name(),
           ": the layers of this model are cut over ranks, and nobody has added "
           "up their gradients' norms: train it by all-reduce, or call measure_all() and add sums() up over the slices");
   if (!measured_) measure_all();
@@ -226,8 +199,7 @@ StepResult Optimizer::result() {
 }
 
 void Optimizer::measure(Range range, bool add) {
-  check_bound();
-  flat_->backend().squared_norm(flat_->gradients.range(range.begin, {range.length()}), sums_, add);
+  flat().backend().squared_norm(flat_->gradients.range(range.begin, {range.length()}), sums_, add);
 }
 
 void Optimizer::finish_gradients(Range) {
@@ -237,7 +209,9 @@ void Optimizer::finish_gradients(Range) {
 Variable Optimizer::scaled(const Variable& loss) const {
   check_bound();
   if (!loss_scaling) return loss;
-  return record<LossScaleNode>(LossScaleNode::times(loss.value(), state_), {&loss}, {}, state_);
+  auto state = std::make_shared<Tensor>(state_);
+  void* scale = static_cast<std::byte*>(state->raw_write()) + offsetof(StepState, loss_scale);
+  return loss * Variable(Tensor::wrap(state->backend(), scale, {}, DType::f32, state));
 }
 
 void Optimizer::check_gradients(const Tensor* loss) {
@@ -285,12 +259,6 @@ void Optimizer::resume_at(const StepState& then) {
   state_.backend().upload(state_.raw_write(), &now, sizeof now);
 }
 
-void Optimizer::check_range(Range range) const {
-  check_bound();
-  require(range.begin % FlatParameters::alignment == 0 && range.length() % FlatParameters::alignment == 0, name(),
-          ": the range [", range.begin, ", ", range.end, ") does not lie on multiples of 64");
-}
-
 // ---- SGD ------------------------------------------------------------------------------------------------------------
 SGD::SGD(const SGDOptions& o)
     : Optimizer(o.learning_rate, o.weight_decay, o.decay_everything,
@@ -301,32 +269,27 @@ SGD::SGD(const SGDOptions& o)
 }
 
 void SGD::finish_gradients(Range range) {
-  check_range(range);
-  dispatch_wide(flat_->values.dtype(), "SGD", [&]<class T> {
-    update_blocks(*flat_, range,
+  dispatch_wide(flat().values.dtype(), "SGD", [&]<class T> {
+    update_blocks(*this, range,
                   WholeGradient<T>{device_state(), needs_whole_gradient(), rates_.data<float>(),
                                    flat_->gradients.write<T>(), flat_->values.data<T>()});
   });
 }
 
 void SGD::apply(Range range) {
-  check_range(range);
-  dispatch_wide(flat_->values.dtype(), "SGD", [&]<class T> {
-    auto run = [&](auto update) {
-      update = {device_state(),
-                rates_.data<float>(),
-                static_cast<float>(options_.momentum),
-                flat_->gradients.data<T>(),
-                flat_->values.write<T>(),
-                vector<T>(0)};
-      update_blocks(*flat_, range, update);
+  dispatch_wide(flat().values.dtype(), "SGD", [&]<class T> {
+    auto run = [&]<bool momentum, bool nesterov> {
+      update_blocks(
+          *this, range,
+          UpdateSGD<T, momentum, nesterov>{device_state(), rates_.data<float>(), float(options_.momentum),
+                                           flat_->gradients.data<T>(), flat_->values.write<T>(), vector<T>(0)});
     };
     if (options_.nesterov)
-      run(UpdateSGD<T, true, true>{});
+      run.template operator()<true, true>();
     else if (options_.momentum > 0)
-      run(UpdateSGD<T, true, false>{});
+      run.template operator()<true, false>();
     else
-      run(UpdateSGD<T, false, false>{});
+      run.template operator()<false, false>();
   });
 }
 

@@ -36,10 +36,9 @@ RMSprop::RMSprop(const RMSpropOptions& o)
 }
 
 void RMSprop::apply(Range range) {
-  check_range(range);
-  dispatch_wide(flat_->values.dtype(), "RMSprop", [&]<class T> {
+  dispatch_wide(flat().values.dtype(), "RMSprop", [&]<class T> {
     auto run = [&]<bool momentum> {
-      update_blocks(*flat_, range,
+      update_blocks(*this, range,
                     UpdateRMSprop<T, momentum>{device_state(), rates_.data<float>(), T(options_.alpha),
                                                T(options_.epsilon), T(options_.momentum), flat_->gradients.data<T>(),
                                                flat_->values.write<T>(), vector<T>(0), vector<T>(1)});

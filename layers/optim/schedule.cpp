@@ -4,7 +4,6 @@
 #include <cmath>
 #include <functional>
 #include <numbers>
-#include <sstream>
 
 #include "core/error.h"
 #include "core/text.h"
@@ -58,21 +57,16 @@ Schedule Schedule::parse(const std::string& text) {
     s.kind = rest == "cosine" ? Kind::cosine : Kind::one_cycle;
     return s;
   }
-  if (!rest.starts_with("step:"))
+  const std::vector<std::string> parts = parts_of(rest, ':');  // step, its epochs, and perhaps gamma
+  if (!rest.starts_with("step:") || parts.size() > 3 || parts[1].empty())
     fail("no schedule '", text,
          "': constant, cosine, one-cycle, step:30:0.1, step:100,150:0.1, or warmup:5+ before one of them ",
          "(one-cycle warms up itself)");
   s.kind = Kind::step;
-  std::string list = rest.substr(5);
-  if (const std::size_t colon = list.find(':'); colon != std::string::npos) {
-    s.gamma = number(list.substr(colon + 1), text);
-    list = list.substr(0, colon);
-  }
-  std::istringstream in(list);
-  for (std::string item; std::getline(in, item, ',');) s.milestones.push_back(number(item, text));
+  if (parts.size() > 2) s.gamma = number(parts[2], text);
+  for (const std::string& epoch : parts_of(parts[1], ',')) s.milestones.push_back(number(epoch, text));
   require(std::adjacent_find(s.milestones.begin(), s.milestones.end(), std::greater_equal()) == s.milestones.end(),
           "schedule '", text, "': its epochs must rise");
-  require(!s.milestones.empty() && !list.ends_with(','), "schedule '", text, "': step:EPOCHS[:GAMMA]");
   if (s.milestones.size() == 1) {
     s.every = s.milestones[0];
     s.milestones.clear();

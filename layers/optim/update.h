@@ -35,10 +35,17 @@ struct Elements {
   }
 };
 
+inline void require_blocks(const Optimizer& optimizer, Range range) {
+  require(range.begin % FlatParameters::alignment == 0 && range.length() % FlatParameters::alignment == 0,
+          optimizer.name(), ": the range [", range.begin, ", ", range.end, ") does not lie on multiples of 64");
+}
+
 template <class Update>
-void update_blocks(FlatParameters& flat, Range range, const Update& update) {
-  if (flat.backend().on_device()) return launch(flat.backend(), range.length(), Elements<Update>{update, range.begin});
-  launch_blocks(flat.backend(), range.length() / FlatParameters::alignment, Blocks<Update>{update, range.begin});
+void update_blocks(const Optimizer& optimizer, Range range, const Update& update) {
+  require_blocks(optimizer, range);
+  Backend& backend = optimizer.flat().backend();
+  if (backend.on_device()) return launch(backend, range.length(), Elements<Update>{update, range.begin});
+  launch_blocks(backend, range.length() / FlatParameters::alignment, Blocks<Update>{update, range.begin});
 }
 
 }  // namespace tandem

@@ -7,10 +7,8 @@
 #include <cstring>
 
 #include "core/files/safetensors.h"
-#include "datasets/cifar.h"
 #include "datasets/image.h"
-#include "datasets/mnist.h"
-#include "datasets/npy.h"
+#include "datasets/readers.h"
 #include "layers/train/options.h"
 
 namespace tandem::test {
