@@ -16,10 +16,10 @@ autograd 3519
 layers 7062
 datasets 2225
 cuda 2706
-dist 12801
+dist 12632
 examples 1176
 examples/course 1200
-tests 23752
+tests 23751
 END
 if clang-format --version 2>/dev/null | grep -q 'version 14\.'; then
   find core autograd layers datasets cuda dist examples tests -name '*.cpp' -o -name '*.h' -o -name '*.cu' |
