@@ -16,7 +16,7 @@ autograd 3519
 layers 7062
 datasets 2225
 cuda 2706
-dist 12632
+dist 12637
 examples 1176
 examples/course 1200
 tests 23751

@@ -12,6 +12,7 @@ class Daso : public DasoSchedule {
  public:
   using DasoSchedule::DasoSchedule;
   void allocate(const FlatParameters& flat) override { flat_ = &flat; }
+  void release() override { common_ = error_ = narrow_ = {}; }
   void begin_epoch(std::int64_t epoch, const RunPlan& plan) override {
     DasoSchedule::begin_epoch(epoch, plan);
     if (!narrow() || !flat_) return;

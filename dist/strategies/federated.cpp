@@ -40,6 +40,7 @@ class FederatedRounds : public RoundMethod {
     for (Tensor* t : {&control_, &own_control_, &change_})
       if (how_.kind == Kind::scaffold) add(*t, 0);
   }
+  void release() override { theta_ = m_ = v_ = control_ = own_control_ = change_ = {}; }
   void equal(const Tensor& x) override { theta_.copy_from(x); }
   void begin_epoch(std::int64_t, const RunPlan& plan) override {
     // A checkpoint has c, but not the c_i of all ranks: they begin with c, without a correction

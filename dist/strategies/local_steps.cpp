@@ -79,6 +79,7 @@ struct Elastic : EveryH {
   using EveryH::EveryH;
   Tensor z;
   void allocate(const FlatParameters& flat) override { z = Replicas::vector(flat, flat.values.dtype()); }
+  void release() override { z = {}; }
   void start(const Tensor& x) override { z.copy_from(x); }
   void send(Exchanged& e) override { elastic_pull(e.x, z, e.sum, 0.9 / e.ranks); }
   void merge(Exchanged& e) override { add_into(z, e.sum); }
@@ -94,6 +95,7 @@ struct Outer : EveryH {
     m = Replicas::vector(flat, flat.values.dtype());
     m.fill(0);
   }
+  void release() override { theta = m = {}; }
   void start(const Tensor& x) override { theta.copy_from(x); }
   void merge(Exchanged& e) override {
     Tensor t = part(theta, e.range), v = part(m, e.range);

@@ -167,7 +167,7 @@ class Rounds : public Replicas {
       between_.end();
       in_host_.end();
       flights_ = {};
-      method_ = nullptr;
+      method_->release();
     }
     std::uint64_t sent = between_.sent_bytes();
     if (across_ != communicator_) sent += in_host_.sent_bytes() + communicator_->traffic().bytes;

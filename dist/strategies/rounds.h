@@ -81,6 +81,7 @@ class RoundMethod {
 
   // ---- its vectors --------------------------------------------------------------------------------------------------
   virtual void allocate(const FlatParameters& flat) { (void)flat; }
+  virtual void release() {}                         // before the memory of the device is gone
   virtual void start(const Tensor& x) { (void)x; }  // the whole vector, before the first step
   // All ranks have these weights: an epoch begins, or a step has waited for a sum of the whole vector.
   virtual void equal(const Tensor& x) { (void)x; }
@@ -106,7 +107,7 @@ struct RoundsOptions {
   double sample = 1;
 };
 
-// make: called by begin(). end() destroys the method, and so its vectors. Throws CommunicationError from begin() and at
+// make: called by begin(). end() releases the method's vectors. Throws CommunicationError from begin() and at
 // exchanges if another rank fails, and Error if the ranks have different models.
 std::unique_ptr<Strategy> rounds(RoundRanks ranks, const std::string& name,
                                  std::function<std::unique_ptr<RoundMethod>()> make, const RoundsOptions& options = {});
