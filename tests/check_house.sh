@@ -16,7 +16,7 @@ autograd 3519
 layers 6925
 datasets 2112
 cuda 2706
-dist 12801
+dist 12640
 examples 1134
 examples/course 1200
 tests 23222

@@ -128,17 +128,21 @@ TEST(Daso, APlateauMakesBAndWSmallerAndAfterOneTheLongest) {
   EXPECT_EQ(epochs(2, 1.8), Pair(4, 2));
   EXPECT_EQ(epochs(1, 1.8), Pair(2, 1));
   EXPECT_EQ(epochs(2, 1.8), Pair(2, 1));
+  auto state = [](DasoSchedule& of, StrategyState checkpoint = {}) {
+    of.saved(checkpoint);
+    return checkpoint;
+  };
   DasoSchedule resumed(*DasoOptions::parse("daso:W=2" + cycling));
-  resumed.restore(s.state());
-  EXPECT_EQ(resumed.state(), s.state());
+  state(resumed, state(s));
+  EXPECT_EQ(state(resumed).texts, state(s).texts);
   s = resumed;
   EXPECT_EQ(epochs(1, 1.8), Pair(1, 1));
   EXPECT_EQ(epochs(3, 1.8), Pair(8, 2));
-  EXPECT_THROW(s.restore("another strategy's"), UsageError);
+  EXPECT_THROW(state(s, {{{"daso", "another strategy's"}}, {}}), UsageError);
   EXPECT_EQ(epochs(0, 0), Pair(8, 2));
   DasoSchedule first(*DasoOptions::parse("daso"));
-  first.restore(DasoSchedule(*DasoOptions::parse("daso")).state());
-  EXPECT_EQ(first.state(), "4 1 inf 0");
+  state(first, state(first));
+  EXPECT_EQ(state(first).texts.at("daso"), "4 1 inf 0");
 }
 
 TEST(Daso, UnknownOptionsAreRefusedByName) {

@@ -1,5 +1,6 @@
 // Batch norm over all ranks: what K ranks compute with their shares is what one machine computes with the whole batch.
 #include "dist/strategies/all_reduce.h"
+#include "dist/strategies/replicas.h"
 #include "dist/strategies/sync_batch_norm.h"
 #include "tests/replicas.h"
 #include "tests/twin.h"
@@ -8,15 +9,8 @@ namespace tandem::test {
 namespace {
 
 // The gatherer of one rank over a communicator that nobody else uses.
-std::shared_ptr<AcrossRanks> across(Communicator& c) {
-  auto ranks = std::make_shared<AcrossRanks>();
-  ranks->gather = [&c](const Numbers& mine) {
-    Numbers all(mine.size() * std::size_t(c.size()));
-    std::copy(mine.begin(), mine.end(), all.begin() + std::ptrdiff_t(mine.size()) * c.rank());
-    c.all_gather(buffer(all)).wait();
-    return all;
-  };
-  return ranks;
+std::shared_ptr<GatherNumbers> across(Communicator& c) {
+  return std::make_shared<GatherNumbers>([&c](const Numbers& mine) { return gather_numbers(c, mine); });
 }
 
 // ---- the operation --------------------------------------------------------------------------------------------------
@@ -30,7 +24,7 @@ constexpr std::int64_t channels = 5;
 
 // Rows [begin, end) of 12; everything else is the same for all.
 Result normalise(Backend& backend, DType type, Form form, std::int64_t begin, std::int64_t end,
-                 const std::shared_ptr<AcrossRanks>& ranks) {
+                 const std::shared_ptr<GatherNumbers>& ranks) {
   auto leaf = [&](const char* name, bool rows) {
     Numbers v = numbers(name, (rows ? 12 : 1) * channels, -1, 3);
     if (rows) v = Numbers(v.begin() + begin * channels, v.begin() + end * channels);

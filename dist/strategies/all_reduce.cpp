@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <cmath>
 #include <optional>
-#include <sstream>
 
 #include "core/backend.h"
+#include "core/text.h"
+#include "dist/strategies/gradient_buckets.h"
 #include "dist/strategies/hybrid.h"
-#include "dist/strategies/reducer.h"
 #include "dist/strategies/replicas.h"
 #include "dist/strategies/sync_batch_norm.h"
 
@@ -19,7 +19,6 @@ namespace {
 struct BehindTheHost {
   std::unique_ptr<Event> end;  // of backward
   std::shared_ptr<void> loss;  // this rank's, in host memory at the end of backward
-  Tensor anywhere;             // NaN if the loss of any rank is not finite, else 0
 };
 
 class AllReduce : public Replicas {
@@ -28,13 +27,13 @@ class AllReduce : public Replicas {
       : Replicas(std::move(communicator), name_of(options), true),
         options_(options),
         reducer_(*communicator_, options.deadline) {
-    require(options.wire == DType::f32 || options.wire == DType::bf16, "all-reduce: gradients travel as f32 or bf16");
-    require(options.top_k == 0 || options.wire == DType::f32, "all-reduce: the largest gradients travel as f32");
-    require(options.power_sgd == 0 || (options.wire == DType::f32 && options.top_k == 0),
-            "all-reduce: PowerSGD's products travel as f32");
+    const bool whole = options.top_k == 0 && options.power_sgd == 0;
+    require(whole ? options.wire == DType::f32 || options.wire == DType::bf16
+                  : options.wire == DType::f32 && (options.top_k == 0 || options.power_sgd == 0),
+            "all-reduce: gradients travel as f32 or bf16, and their largest elements and PowerSGD's products as f32");
   }
 
-  ~AllReduce() override { across_->gather = nullptr; }  // the model may outlive this object
+  ~AllReduce() override { *across_ = nullptr; }  // the model may outlive this object
 
   BatchSource& batches(BatchSource& train, int accumulate) override {
     if (options_.classifier && !train.parts(size()).pictures.empty())
@@ -63,13 +62,12 @@ class AllReduce : public Replicas {
     behind_.reset();
     Backend& backend = flat.backend();
     if (backend.asynchronous())
-      behind_.reset(new BehindTheHost{.end = backend.new_event(),
-                                      .loss = backend.pinned(sizeof(double)),
-                                      .anywhere = Tensor::zeros(backend, {1}, flat.values.dtype())});
+      behind_.reset(new BehindTheHost{.end = backend.new_event(), .loss = backend.pinned(sizeof(double))});
+    anywhere_ = Tensor::zeros(backend, {1}, flat.values.dtype());
     add_buckets(OwnerClass::replicated, between_);
     if (same_slice_ && same_slice_->size() > 1) add_buckets(OwnerClass::slice, between_slices_.emplace(same_slice_));
     broadcast(flat, between_.data(), buckets_.size() > 1 ? &between_slices_->data() : nullptr);
-    if (syncs_) across_->gather = [this](const std::vector<double>& mine) { return of_all(mine); };
+    if (syncs_) *across_ = [this](const std::vector<double>& mine) { return of_all(mine); };
     flat.on_gradient([this](const ParameterRange& parameter) {
       for (auto& b : buckets_) b->ready(parameter);
     });
@@ -82,21 +80,19 @@ class AllReduce : public Replicas {
   }
   void update(Optimizer& optimizer) override {
     if (!slices_) arrived();
-    if (behind_) return optimizer.update(&behind_->anywhere);
-    const Tensor anywhere =
-        Tensor::full(flat_->backend(), {1}, flags_[0] > 0 ? std::nan("") : 0, flat_->values.dtype());
-    optimizer.update(&anywhere);
-    rewind(optimizer.read_state().not_finite == 0);
+    optimizer.update(&anywhere_);
+    if (!behind_) rewind(optimizer.read_state().not_finite == 0);
   }
 
   Measures end() override {
     if (flat_) {
       compare_parameters(*flat_, steps_);
-      across_->gather = nullptr;
+      *across_ = nullptr;
       std::exchange(flat_, nullptr)->on_gradient(nullptr);
       bucket_bytes_ = buckets_[0]->largest();
       buckets_.clear();
       behind_.reset();
+      anywhere_ = {};
       between_.end();
       if (between_slices_) between_slices_->end();
     }
@@ -114,10 +110,8 @@ class AllReduce : public Replicas {
 
  private:
   void add_buckets(OwnerClass owner, DataAndFlags& between) {
-    const auto& o = options_;
-    between.begin(flat_->backend(), o.deadline);
-    buckets_.emplace_back(new GradientBuckets(*flat_, flat_->ranges(owner), between, reducer_,
-                                              {o.bucket_bytes, o.wire, o.top_k, o.power_sgd}));
+    between.begin(flat_->backend(), options_.deadline);
+    buckets_.push_back(std::make_unique<GradientBuckets>(*flat_, flat_->ranges(owner), between, reducer_, options_));
   }
   void arrived() {
     for (auto& b : buckets_) b->arrived();
@@ -127,21 +121,17 @@ class AllReduce : public Replicas {
   }
 
   static std::string name_of(const AllReduceOptions& o) {
-    std::ostringstream text;
-    text << (o.classifier ? o.classifier->name() + "+" : std::string()) << "all-reduce";
-    if (o.power_sgd > 0) text << " (powersgd:" << o.power_sgd << ")";
-    if (o.top_k > 0) text << " (topk:" << o.top_k << ")";
-    if (o.wire == DType::bf16) text << " (bf16)";
-    return text.str();
+    std::string text = (o.classifier ? o.classifier->name() + "+" : "") + "all-reduce";
+    if (o.power_sgd > 0) text += " (powersgd:" + std::to_string(o.power_sgd) + ")";
+    if (o.top_k > 0) text += " (topk:" + digits(o.top_k) + ")";
+    return text + (o.wire == DType::bf16 ? " (bf16)" : "");
   }
 
   // Gathers every rank's numbers, in the order of ranks. Buckets may be in flight.
   std::vector<double> of_all(const std::vector<double>& mine) {
     std::vector<double> all(mine.size() * std::size_t(size()));
     std::copy(mine.begin(), mine.end(), all.begin() + std::ptrdiff_t(mine.size()) * rank());
-    reducer_.waits();
     reducer_.wait(reducer_.add({.over = *communicator_,
-                                .after = nullptr,
                                 .begin = [&all](Communicator& over) { return over.all_gather(buffer(all)); },
                                 .name = "batch norm"}));
     return all;
@@ -159,7 +149,6 @@ class AllReduce : public Replicas {
       return std::isfinite(loss.dtype() == DType::f64 ? *static_cast<const double*>(fetched)
                                                       : double(*static_cast<const float*>(fetched)));
     });
-    behind_->anywhere.fill(flags_[0] > 0 ? std::nan("") : 0);
     rewind(true);
   }
 
@@ -175,9 +164,11 @@ class AllReduce : public Replicas {
                   }});
     reducer_.finish();
     stop_ = flags_[1] > 0;
+    anywhere_.fill(flags_[0] > 0 ? std::nan("") : 0);
     if (slices_) {
       arrived();
-      measure_slices(*optimizer_);
+      optimizer_->measure_all();
+      add_norms(*slices_, *optimizer_);
     }
     // Before the update: a rank that fails here has the state of a complete step.
     if (options_.check_every > 0 && steps_ > 0 && steps_ % options_.check_every == 0)
@@ -185,13 +176,14 @@ class AllReduce : public Replicas {
     steps_++;
   }
 
-  std::shared_ptr<AcrossRanks> across_ = std::make_shared<AcrossRanks>();  // used by the batch norms
+  std::shared_ptr<GatherNumbers> across_ = std::make_shared<GatherNumbers>();  // used by the batch norms
   bool syncs_ = false;
   AllReduceOptions options_;
   FlatParameters* flat_ = nullptr;
   Optimizer* optimizer_ = nullptr;
   // Null if a gradient is already computed when backward calls its hook
   std::unique_ptr<BehindTheHost> behind_;
+  Tensor anywhere_;                             // NaN if the loss of any rank is not finite, else 0
   DataAndFlags between_{communicator_};         // all ranks
   std::optional<DataAndFlags> between_slices_;  // those with the same slice
   // For the replicated ranges, and for slices that several ranks have

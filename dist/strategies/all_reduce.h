@@ -7,7 +7,7 @@
 #pragma once
 #include <memory>
 
-#include "dist/strategies/gradient_buckets.h"
+#include "dist/collectives/communicator.h"
 #include "layers/train/strategy.h"
 
 namespace tandem {
@@ -15,9 +15,11 @@ namespace tandem {
 class SlicedClassifier;
 
 struct AllReduceOptions {
-  std::int64_t bucket_bytes = 0;  // the first four: see BucketOptions
-  DType wire = DType::f32;
+  std::int64_t bucket_bytes = 0;  // 0: an eighth of the vector, between 256 KiB and 4 MiB
+  DType wire = DType::f32;        // bf16: gradients are rounded and sent in half the bytes
+  // the fraction of a bucket's elements that is sent, the largest (top_k.h; on the host, in f32); 0: all
   double top_k = 0;
+  // The rank of the matrix products that are sent (power_sgd.h; on the host, in f32); 0: the gradients are sent
   std::int64_t power_sgd = 0;
   double deadline = 300;
   std::shared_ptr<SlicedClassifier> classifier = nullptr;  // divided over the ranks of a host: hybrid.h

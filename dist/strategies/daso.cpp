@@ -23,19 +23,17 @@ class Daso : public DasoSchedule {
   }
   void send(Exchanged& e) override {
     if (!narrow()) return e.sum.copy_from(e.x);
-    e.sum = part(narrow_, e);
-    if (o_.differences)
-      narrow_difference(narrow_, error_, flat_->values,
-                        common_);  // whole: the error is the same on all ranks of a host
-    else
-      e.sum.copy_from(e.x);
+    e.sum = part(narrow_, e.range);
+    if (!o_.differences) return e.sum.copy_from(e.x);
+    // Of the whole vector: the error is the same on all ranks of a host
+    narrow_difference(narrow_, error_, flat_->values, common_);
   }
   void merge(Exchanged& e) override {
     if (!e.turn.waits) {
       if (o_.keep_progress) return join_mean(e.x, e.sent, e.sum, e.ranks);
       return stale_mean(e.x, e.sum, e.turn.weight > 0 ? 2.0 * double(e.turn.weight) : 1, e.ranks);
     }
-    if (differs()) return add_mean(e.x, part(common_, e), e.sum, e.ranks);
+    if (differs()) return add_mean(e.x, part(common_, e.range), e.sum, e.ranks);
     e.x.copy_from(e.sum);
     join_mean(e.x, e.x, e.x, e.ranks);
   }
@@ -44,7 +42,6 @@ class Daso : public DasoSchedule {
   }
 
  private:
-  static Tensor part(const Tensor& t, const Exchanged& e) { return t.range(e.range.begin, {e.range.length()}); }
   bool narrow() const { return blocking() && o_.bf16; }
   bool differs() const { return narrow() && o_.differences; }
 

@@ -80,41 +80,28 @@ class DasoSchedule : public RoundMethod {
   Turn end(const Moment& now) override { return next({.batch = now.last, .last = now.last}); }
   void end_epoch(double loss) override {
     if (blocking_ || B_ == 0) return;
-    if (loss < best_ * (1 - improvement)) {
-      best_ = loss;
-      bad_ = 0;
-    } else if (++bad_ >= patience) {
-      bad_ = 0;
-      if (B_ == 1) {
-        B_ = o_.longest;
-        W_ = std::max<std::int64_t>(1, B_ / 4);
-      } else {
-        B_ = std::max<std::int64_t>(1, B_ / 2);
-        W_ = std::max<std::int64_t>(1, W_ - 1);
-      }
-    }
+    bad_ = loss < best_ * (1 - improvement) ? 0 : bad_ + 1;
+    if (bad_ == 0) best_ = loss;
+    if (bad_ < patience) return;
+    bad_ = 0;
+    const bool begins_anew = B_ == 1;
+    B_ = begins_anew ? o_.longest : std::max<std::int64_t>(1, B_ / 2);
+    W_ = std::max<std::int64_t>(1, begins_anew ? B_ / 4 : W_ - 1);
   }
-  void saved(StrategyState& saved) override {
-    std::string text = state();
-    saved.text("daso", text);
-    restore(text);
+  void saved(StrategyState& state) override {  // "B W best bad"
+    std::string best = digits(best_, 17);
+    std::string text = std::to_string(B_) + " " + std::to_string(W_) + " " + best + " " + std::to_string(bad_);
+    state.text("daso", text);
+    std::istringstream words(text);
+    DasoSchedule read = *this;
+    if (!(words >> read.B_ >> read.W_ >> best >> read.bad_))
+      refuse("a checkpoint's state of daso is '", text, "': expected B, W, the best loss and a count");
+    read.best_ = parsed<double>(best).value_or(std::numeric_limits<double>::infinity());
+    *this = read;
   }
   bool blocking() const { return blocking_; }  // an epoch in which every batch blocks
   std::int64_t B() const { return B_; }
   std::int64_t W() const { return W_; }
-  // For a checkpoint: "B W best bad".
-  std::string state() const {
-    return std::to_string(B_) + " " + std::to_string(W_) + " " + digits(best_, 17) + " " + std::to_string(bad_);
-  }
-  void restore(const std::string& state) {
-    std::istringstream words(state);
-    std::string best;
-    DasoSchedule read = *this;
-    if (!(words >> read.B_ >> read.W_ >> best >> read.bad_))
-      refuse("a checkpoint's state of daso is '", state, "': expected B, W, the best loss and a count");
-    read.best_ = parsed<double>(best).value_or(std::numeric_limits<double>::infinity());
-    *this = read;
-  }
 
   static constexpr double improvement = 0.05;  // relative; a smaller one does not count
   static constexpr int patience = 3;           // consecutive epochs without improvement that make a plateau

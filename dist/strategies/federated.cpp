@@ -30,18 +30,15 @@ class FederatedRounds : public RoundMethod {
     sgd_ = sgd->options();
   }
   void allocate(const FlatParameters& flat) override {
-    const auto vector = [&](bool used, double value) {
-      Tensor t = used ? Replicas::vector(flat, flat.values.dtype()) : Tensor();
-      if (used) t.fill(value);
-      return t;
+    const auto add = [&](Tensor& t, double value) {
+      t = Replicas::vector(flat, flat.values.dtype());
+      t.fill(value);
     };
-    const bool scaffold = how_.kind == Kind::scaffold;
-    theta_ = vector(true, 0);
-    m_ = vector(how_.server != Server::none, 0);
-    v_ = vector(how_.server > Server::momentum, server_tau * server_tau);
-    control_ = vector(scaffold, 0);
-    own_control_ = vector(scaffold, 0);
-    change_ = vector(scaffold, 0);
+    add(theta_, 0);
+    if (how_.server != Server::none) add(m_, 0);
+    if (how_.server > Server::momentum) add(v_, server_tau * server_tau);
+    for (Tensor* t : {&control_, &own_control_, &change_})
+      if (how_.kind == Kind::scaffold) add(*t, 0);
   }
   void release() override { theta_ = m_ = v_ = control_ = own_control_ = change_ = {}; }
   void equal(const Tensor& x) override { theta_.copy_from(x); }

@@ -1,10 +1,11 @@
 #include "dist/strategies/gradient_buckets.h"
 
 #include <algorithm>
-#include <numeric>
 
 #include "core/backend.h"
 #include "dist/collectives/algorithms.h"
+#include "dist/strategies/all_reduce.h"
+#include "dist/strategies/replicas.h"
 
 namespace tandem {
 
@@ -19,19 +20,19 @@ struct Narrow : Compression {
   void end(float* gradients) override { widen(gradients, values.data(), std::int64_t(values.size())); }
 };
 
-std::vector<Range> cut(std::int64_t numel, DType dtype, std::int64_t bytes) {
+std::vector<Range> cut(const Range& whole, DType dtype, std::int64_t bytes) {
   const auto size = std::int64_t(size_of(dtype));
-  if (bytes <= 0) bytes = std::clamp<std::int64_t>(numel * size / 8, 256 << 10, 4 << 20);
+  if (bytes <= 0) bytes = std::clamp<std::int64_t>(whole.length() * size / 8, 256 << 10, 4 << 20);
   const std::int64_t length = std::max<std::int64_t>(1, bytes / size / FlatParameters::cut) * FlatParameters::cut;
   std::vector<Range> ranges;
-  for (std::int64_t begin = 0; begin < numel; begin += length)
-    ranges.push_back({begin, std::min(numel, begin + length)});
+  for (std::int64_t begin = whole.begin; begin < whole.end; begin += length)
+    ranges.push_back({begin, std::min(whole.end, begin + length)});
   return ranges;
 }
 
 // Like cut(), but splits no parameter: a range has about `bytes` or more; the last may have less.
 static std::vector<Range> cut_between_parameters(const FlatParameters& flat, const Range& trained, std::int64_t bytes) {
-  const std::int64_t length = cut(trained.length(), flat.gradients.dtype(), bytes)[0].length();
+  const std::int64_t length = cut(trained, flat.gradients.dtype(), bytes)[0].length();
   std::vector<Range> ranges;
   std::int64_t begin = trained.begin;
   for (const ParameterRange& p : flat.parameter_ranges())
@@ -44,30 +45,36 @@ static std::vector<Range> cut_between_parameters(const FlatParameters& flat, con
 }
 
 static std::vector<Range> ranges_of_buckets(const FlatParameters& flat, const std::vector<Range>& ranges,
-                                            const BucketOptions& o) {
+                                            const AllReduceOptions& o) {
   std::vector<Range> all;
   for (const Range& trained : ranges) {
-    if (o.power_sgd > 0) {
-      const auto some = cut_between_parameters(flat, trained, o.bucket_bytes);
-      all.insert(all.end(), some.begin(), some.end());
-      continue;
-    }
-    for (const Range& range : cut(trained.length(), flat.gradients.dtype(), o.bucket_bytes))
-      all.push_back({trained.begin + range.begin, trained.begin + range.end});
+    const auto some = o.power_sgd > 0 ? cut_between_parameters(flat, trained, o.bucket_bytes)
+                                      : cut(trained, flat.gradients.dtype(), o.bucket_bytes);
+    all.insert(all.end(), some.begin(), some.end());
+  }
+  return all;
+}
+
+// The range's parameters with more elements than their two factors, as matrices: the first size by all others.
+static std::vector<PowerSgd::Matrix> matrices(const FlatParameters& flat, const Range& range, std::int64_t rank) {
+  std::vector<PowerSgd::Matrix> all;
+  for (const ParameterRange& p : flat.parameter_ranges()) {
+    if (p.frozen || p.local_begin < range.begin || p.local_begin >= range.end || p.shape.rank() < 2) continue;
+    const std::int64_t rows = p.shape[0], columns = p.length / rows;
+    if (rank * (rows + columns) < rows * columns) all.push_back({p.local_begin - range.begin, rows, columns});
   }
   return all;
 }
 
 GradientBuckets::GradientBuckets(FlatParameters& flat, const std::vector<Range>& ranges, DataAndFlags& between,
-                                 Reducer& reducer, const BucketOptions& options)
+                                 Reducer& reducer, const AllReduceOptions& options)
     : flat_(flat),
       between_(between),
       reducer_(reducer),
       on_device_(flat.backend().asynchronous()),
       ranges_(ranges),
       final_(flat, ranges_of_buckets(flat, ranges, options)),
-      buckets_(final_.size()),
-      order_(buckets_.size()) {
+      buckets_(final_.size()) {
   Backend& backend = flat.backend();
   if ((options.top_k > 0 || options.power_sgd > 0) && (on_device_ || flat.gradients.dtype() != DType::f32))
     refuse("wire=", options.top_k > 0 ? "topk" : "powersgd", " is for f32 gradients in the host's memory, not on ",
@@ -75,28 +82,15 @@ GradientBuckets::GradientBuckets(FlatParameters& flat, const std::vector<Range>&
   if (on_device_ && options.wire == DType::bf16) narrow_ = Tensor::zeros(backend, {flat.numel()}, DType::bf16);
   for (std::size_t i = 0; i < buckets_.size(); i++) {
     Bucket& b = buckets_[i];
-    b.range = final_[i];
+    const std::int64_t length = final_[i].length(), rank = options.power_sgd;
     if (options.top_k > 0)
-      b.compression = std::make_unique<TopK>(options.top_k, b.range.length());
-    else if (options.power_sgd > 0)
-      b.compression =
-          std::make_unique<PowerSgd>(options.power_sgd, matrices(b.range, options.power_sgd), b.range.length());
+      b.compression = std::make_unique<TopK>(options.top_k, length);
+    else if (rank > 0)
+      b.compression = std::make_unique<PowerSgd>(rank, matrices(flat, final_[i], rank), length);
     else if (options.wire == DType::bf16 && !on_device_ && flat.gradients.dtype() == DType::f32)
-      b.compression = std::make_unique<Narrow>(b.range.length());
+      b.compression = std::make_unique<Narrow>(length);
     if (on_device_) b.final = backend.new_event();
   }
-  std::iota(order_.begin(), order_.end(), 0);
-}
-
-// The range's parameters with more elements than their two factors, as matrices: the first size by all others.
-std::vector<PowerSgd::Matrix> GradientBuckets::matrices(const Range& range, std::int64_t rank) const {
-  std::vector<PowerSgd::Matrix> all;
-  for (const ParameterRange& p : flat_.parameter_ranges()) {
-    if (p.frozen || p.local_begin < range.begin || p.local_begin >= range.end || p.shape.rank() < 2) continue;
-    const std::int64_t rows = p.shape[0], columns = p.length / rows;
-    if (PowerSgd::is_shorter(rank, rows, columns)) all.push_back({p.local_begin - range.begin, rows, columns});
-  }
-  return all;
 }
 
 void GradientBuckets::rewind(bool made) {
@@ -111,33 +105,34 @@ void GradientBuckets::rewind(bool made) {
 
 void GradientBuckets::ready(const ParameterRange& parameter) {
   for (std::size_t b : final_.ready(parameter)) {
-    if (!ordered_) finished_.push_back(std::int32_t(b));
-    if (on_device_) pack(buckets_[b]);
+    if (!ordered_) order_.push_back(std::int32_t(b));
+    if (on_device_) pack(b);
   }
   if (on_device_ || !armed_ || !ordered_) return;
-  while (next_ < order_.size() && final_.complete(order_[next_])) launch(buckets_[order_[next_++]]);
+  while (next_ < order_.size() && final_.complete(std::size_t(order_[next_]))) launch(std::size_t(order_[next_++]));
 }
 
 void GradientBuckets::pack_rest() {
   if (!on_device_) return;
   for (std::size_t b = 0; b < buckets_.size(); b++)
-    if (final_.empty(b)) pack(buckets_[b]);
+    if (final_.empty(b)) pack(b);
 }
 
 // Queues, and perhaps records, the conversion of a bucket's gradients for sending and the event that they are complete.
-void GradientBuckets::pack(Bucket& b) {
-  if (narrow_.defined()) narrow_.range(b.range.begin, {b.range.length()}).copy_from(gradients(b));
-  flat_.backend().queue().mark(*b.final);
+void GradientBuckets::pack(std::size_t bucket) {
+  if (narrow_.defined()) part(narrow_, final_[bucket]).copy_from(part(flat_.gradients, final_[bucket]));
+  flat_.backend().queue().mark(*buckets_[bucket].final);
 }
 
 void GradientBuckets::flush() {
-  for (std::size_t b : order_) launch(buckets_[b]);
+  for (std::int32_t b : order_) launch(std::size_t(b));
 }
 
-void GradientBuckets::launch(Bucket& b) {
+void GradientBuckets::launch(std::size_t bucket) {
+  Bucket& b = buckets_[bucket];
   if (std::exchange(b.launched, true)) return;
-  Tensor part = narrow_.defined() ? narrow_.range(b.range.begin, {b.range.length()}) : gradients(b);
-  const Buffer data = buffer(part);
+  Tensor sent = part(narrow_.defined() ? narrow_ : flat_.gradients, final_[bucket]);
+  const Buffer data = buffer(sent);
   if (b.compression) {
     auto* wide = static_cast<float*>(data.data);
     reducer_.add({between_.data(), nullptr, [&b, wide](Communicator& over) { return b.compression->begin(over, wide); },
@@ -149,18 +144,15 @@ void GradientBuckets::launch(Bucket& b) {
 
 void GradientBuckets::arrived() {
   if (!narrow_.defined()) return;
-  for (const Range& r : ranges_)
-    flat_.gradients.range(r.begin, {r.length()}).copy_from(narrow_.range(r.begin, {r.length()}));
+  for (const Range& r : ranges_) part(flat_.gradients, r).copy_from(part(narrow_, r));
 }
 
 void GradientBuckets::agree() {
   if (ordered_) return;
-  for (std::size_t b = 0; b < buckets_.size(); b++)
-    if (std::find(finished_.begin(), finished_.end(), std::int32_t(b)) == finished_.end())
-      finished_.push_back(std::int32_t(b));
-  finished_.resize(buckets_.size());
-  between_.flags().broadcast(buffer(finished_), 0).wait();
-  for (std::size_t i = 0; i < order_.size(); i++) order_[i] = std::size_t(finished_[i]);
+  for (std::int32_t b = 0; b < std::int32_t(buckets_.size()); b++)
+    if (std::ranges::count(order_, b) == 0) order_.push_back(b);
+  order_.resize(buckets_.size());
+  between_.flags().broadcast(buffer(order_), 0).wait();
   ordered_ = true;
 }
 

@@ -18,26 +18,19 @@
 
 namespace tandem {
 
-struct BucketOptions {
-  std::int64_t bucket_bytes = 0;  // 0: an eighth of the vector, between 256 KiB and 4 MiB
-  DType wire = DType::f32;        // bf16: gradients are rounded and sent in half the bytes
-  // the fraction of a bucket's elements that is sent, the largest (top_k.h; on the host, in f32); 0: all
-  double top_k = 0;
-  // The rank of the matrix products that are sent (power_sgd.h; on the host, in f32); 0: the gradients are sent
-  std::int64_t power_sgd = 0;
-};
+struct AllReduceOptions;
 
-// Divides [0, elements) into ranges of `bytes` bytes. 0: an eighth of the vector, between 256 KiB and 4 MiB.
-std::vector<Range> cut(std::int64_t numel, DType dtype, std::int64_t bytes);
+// Divides a range into ranges of `bytes` bytes. 0: an eighth of the range, between 256 KiB and 4 MiB.
+std::vector<Range> cut(const Range& whole, DType dtype, std::int64_t bytes);
 
 class GradientBuckets {
  public:
   // between: the ranks; it has begun. All arguments must outlive the buckets. From the first ready() on, `reducer` uses
   // between.data().
   GradientBuckets(FlatParameters& flat, const std::vector<Range>& ranges, DataAndFlags& between, Reducer& reducer,
-                  const BucketOptions& options);
+                  const AllReduceOptions& options);
 
-  std::int64_t largest() const { return buckets_.empty() ? 0 : buckets_[0].range.length() * 4; }  // bytes in f32
+  std::int64_t largest() const { return buckets_.empty() ? 0 : final_[0].length() * 4; }  // bytes in f32
 
   // The gradient of this segment is final, or queued on a device. Backward calls it in its thread, once per segment. A
   // repeated segment means that another backward has begun.
@@ -55,15 +48,12 @@ class GradientBuckets {
 
  private:
   struct Bucket {
-    Range range;
     bool launched = false;
     std::unique_ptr<Compression> compression = {};  // null: the gradients are sent as they are
     std::unique_ptr<Event> final = {};              // on a device: signals that the bucket is final
   };
-  std::vector<PowerSgd::Matrix> matrices(const Range& range, std::int64_t rank) const;
-  void pack(Bucket& b);
-  void launch(Bucket& b);
-  Tensor gradients(const Bucket& b) { return flat_.gradients.range(b.range.begin, {b.range.length()}); }
+  void pack(std::size_t bucket);
+  void launch(std::size_t bucket);
 
   FlatParameters& flat_;
   DataAndFlags& between_;
@@ -73,8 +63,8 @@ class GradientBuckets {
   Tensor narrow_;  // on a device: the gradients in bf16, if they are sent so
   FinalRanges final_;
   std::vector<Bucket> buckets_;
-  std::vector<std::size_t> order_;
-  std::vector<std::int32_t> finished_;  // buckets in the order in which the first backward finished them
+  // In which the buckets are sent; until the ranks agree: those that the first backward has finished, in its order
+  std::vector<std::int32_t> order_;
   bool ordered_ = false, armed_ = true;
   std::size_t next_ = 0;
 };

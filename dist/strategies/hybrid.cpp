@@ -32,9 +32,8 @@ std::string SlicedClassifier::name() const { return sample_ < 1 ? "hybrid:sample
 
 void SlicedClassifier::begin() const {
   if (!prepared_)
-    refuse(
-        "hybrid: no layer is cut yet: call strategy->prepare(model, task, {}) before the flat parameters are made, and "
-        "train by task.loss");
+    refuse("hybrid: no layer is cut yet: call strategy->prepare(model, task, {}) before the flat parameters are made, ",
+           "and train by task.loss");
 }
 
 void SlicedClassifier::step() const {
@@ -48,10 +47,8 @@ void SlicedClassifier::prepare(Module& model, Task& task) {
   if (on_host_->size() == 1) return;
   const CrossEntropy* const loss = task.loss.target<CrossEntropy>();
   if (!loss)
-    refuse(
-        "hybrid: the softmax of this task's loss is not known to be one over slices: train with cross_entropy_loss(), "
-        "or choose "
-        "all-reduce");
+    refuse("hybrid: the softmax of this task's loss is not known to be one over slices: ",
+           "train with cross_entropy_loss(), or choose all-reduce");
   model.name_tree();
   Linear* const last = last_linear(model);
   if (!last || last->has_relu())

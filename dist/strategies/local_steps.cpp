@@ -55,6 +55,9 @@ class EveryH : public RoundMethod {
     return turn;
   }
 
+ protected:
+  const RoundSteps how_;
+
  private:
   bool before_decay(std::int64_t step) const {
     if (how_.kind != Kind::post_local) return false;
@@ -64,10 +67,6 @@ class EveryH : public RoundMethod {
     return step < first_decay_;
   }
 
- protected:
-  const RoundSteps how_;
-
- private:
   RunPlan plan_;
   std::int64_t round_ = 1, made_ = 0, turn_ = 0;  // length of this round; its steps so far; the next fragment
   std::int64_t left_ = 0;                         // steps until the sum in flight is used; 0: none is in flight
@@ -99,7 +98,7 @@ struct Outer : EveryH {
   void release() override { theta = m = {}; }
   void start(const Tensor& x) override { theta.copy_from(x); }
   void merge(Exchanged& e) override {
-    Tensor t = theta.range(e.range.begin, {e.range.length()}), v = m.range(e.range.begin, {e.range.length()});
+    Tensor t = part(theta, e.range), v = part(m, e.range);
     outer_step(e.x, e.sent, t, v, e.sum, e.ranks, {how_.momentum, how_.learning_rate});
   }
   bool acts_alone() const override { return true; }
@@ -126,17 +125,15 @@ std::unique_ptr<Strategy> rounds(std::unique_ptr<Communicator> communicator, con
 
 // ---- names ----------------------------------------------------------------------------------------------------------
 std::optional<Interval> Interval::parse(const std::string& text, std::int64_t steps) {
-  Interval every{.steps = steps};
-  std::string number = text;
-  if (const std::string rule = "qsr:"; text.starts_with(rule)) {
-    const std::size_t end = std::min(text.find(':', rule.size()), text.size());
-    every.alpha = parsed<double>(text.substr(rule.size(), end - rule.size())).value_or(0);
-    if (!(every.alpha > 0 && every.alpha < 1e9)) return {};
-    if (end == text.size()) return every;
-    number = text.substr(end + 1);
-  }
-  every.steps = parsed<std::int64_t>(number).value_or(0);
-  return every.steps >= 1 ? std::optional(every) : std::nullopt;
+  const std::vector<std::string> parts = parts_of(text, ':');
+  const bool rule = text.starts_with("qsr:");
+  const std::size_t before = rule ? 2 : 0;  // parts before the number of steps, which may be left out after a rule
+  Interval every{.steps = rule ? steps : 0};
+  if (rule) every.alpha = parsed<double>(parts[1]).value_or(0);
+  if (parts.size() > before) every.steps = parsed<std::int64_t>(parts[before]).value_or(0);
+  const bool valid =
+      parts.size() <= before + 1 && every.steps >= 1 && (!rule || (every.alpha > 0 && every.alpha < 1e9));
+  return valid ? std::optional(every) : std::nullopt;
 }
 
 std::string Interval::name() const { return (alpha > 0 ? "qsr:" + digits(alpha) + ":" : "") + std::to_string(steps); }

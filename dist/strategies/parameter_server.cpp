@@ -2,22 +2,18 @@
 
 #include <atomic>
 #include <chrono>
-#include <cmath>
-#include <sstream>
 
 #include "core/backend.h"
 #include "core/clock.h"
 #include "core/machine.h"
 #include "core/text.h"
 #include "core/trace/trace.h"
-#include "dist/server/asynchrony.h"
 #include "dist/server/leased_batches.h"
 #include "dist/server/rules.h"
 #include "dist/server/server_layout.h"
 #include "dist/strategies/hybrid.h"
 #include "dist/strategies/replicas.h"
 #include "dist/strategies/served_vectors.h"
-#include "dist/strategies/worker_leases.h"
 
 namespace tandem {
 namespace {
@@ -123,9 +119,8 @@ class ParameterServer : public Strategy {
     if (options_.classifier) options_.classifier->begin();
     begun_ = over_ = false;
     reported_ = Clock::now();
-    std::ostringstream layout;
-    layout << flat.layout_hash();
-    const auto all = server_node_.gather(layout.str());
+    const auto all =
+        gather(std::to_string(flat.layout_hash(OwnerClass::replicated)) + " " + std::to_string(flat.slice().count));
     for (std::size_t r = 1; r < all.size(); r++)
       if (!all[r].empty() && all[r] != all[0])
         fail("rank 0 and rank ", r, " do not train the same model: start all ranks with the same program and options");
@@ -139,8 +134,7 @@ class ParameterServer : public Strategy {
       if (leased_) leased_->look_ahead();
       vectors_.ready(parameter);
     });
-    if (leased_ || size() == 1) return;  // the first pull receives rank 0's weights
-    vectors_.broadcast_first();
+    if (!leased_ && size() > 1) vectors_.broadcast_first();  // otherwise the first pull receives rank 0's weights
   }
   void use(Optimizer& optimizer) {
     optimizer_ = &optimizer;
@@ -194,7 +188,7 @@ class ParameterServer : public Strategy {
     if (!goes_on(finite)) return;
     if (!leased_ && !server_node_.lease()) fail("the other ranks have ended");
     push_and_pull(step, finite);
-    vectors_.step_begins(true);
+    vectors_.step_begins();
   }
   void update(Optimizer& optimizer) override {
     if (round()) optimizer.update(&loss_);
@@ -202,7 +196,7 @@ class ParameterServer : public Strategy {
   void finish(Optimizer& optimizer) override {
     if (!round() || !goes_on(optimizer.read_state().not_finite == 0)) return;
     if (leased_->lease_ends()) push_and_pull(trained(), vectors_.finish_round());
-    vectors_.step_begins(true);
+    vectors_.step_begins();
   }
 
   // The samples and metric sums of this worker since its last push.
@@ -282,19 +276,15 @@ class ParameterServer : public Strategy {
     o.momentum = round() ? round()->momentum : momentum_;
     o.memory = available_memory() / std::uint64_t(std::max(1, local_size_from_environment()));
     if (own_part_) o.data_of = [parts = own_part_->parts(0)](int worker) { return described(parts, worker); };
-    if (round()) {
-      o.learning_rate = [rate = round()->learning_rate](std::int64_t) { return rate; };
-    } else if (leased_ && plan_.learning_rate) {
-      o.learning_rate = leases_.of_pushes(plan_.learning_rate);
-    } else {
-      o.learning_rate = [this](std::int64_t) { return learning_rate_.load(); };
-    }
+    o.learning_rate = [this](std::int64_t) { return learning_rate_.load(); };
+    if (leased_ && plan_.learning_rate) o.learning_rate = leases_.of_pushes(plan_.learning_rate);
+    if (round()) o.learning_rate = [rate = round()->learning_rate](std::int64_t) { return rate; };
     // A user's own loop does not report whether it resumes: its velocity is always used. It is zero in a new run.
     vectors_.begin(std::move(o), std::move(leases), rule_blocks(*flat_, !round()),
                    plan_.resumed || !leased_ ? velocity() : Tensor());
     begun_ = true;
     if (trains()) vectors_.pull();
-    vectors_.step_begins(true);
+    vectors_.step_begins();
   }
   void end_run() {
     vectors_.finish(trains());

@@ -8,8 +8,21 @@
 
 namespace tandem {
 
-PowerSgd::PowerSgd(std::int64_t rank, const std::vector<Matrix>& matrices, std::int64_t length)
-    : residual_(std::size_t(length)), pending_(std::size_t(length)) {
+// Calls visit(row i of P, row j of Q, element) for all elements (i, j) of a matrix in `range`.
+template <class Factors, class P, class Q, class T, class Visit>
+static void for_each_element(const Factors& f, P* p, Q* q, T* range, const Visit& visit) {
+  for (std::int64_t i = 0; i < f.rows; i++)
+    for (std::int64_t j = 0; j < f.columns; j++)
+      visit(p + f.p + i * f.rank, q + f.q + j * f.rank, range[f.begin + i * f.row_step + j * f.column_step]);
+}
+
+static float product(const float* p, const float* q, std::int64_t rank) {
+  float sum = 0;
+  for (std::int64_t k = 0; k < rank; k++) sum += p[k] * q[k];
+  return sum;
+}
+
+PowerSgd::PowerSgd(std::int64_t rank, const std::vector<Matrix>& matrices, std::int64_t length) : Compression(length) {
   require(rank >= 1, "PowerSGD: the rank must be at least 1, not ", rank);
   std::vector<bool> in_matrix(static_cast<std::size_t>(length));
   std::int64_t p = 0, q = 0;
@@ -33,10 +46,13 @@ PowerSgd::PowerSgd(std::int64_t rank, const std::vector<Matrix>& matrices, std::
 }
 
 Work PowerSgd::begin(Communicator& over, const float* gradients) {
-  for (std::size_t i = 0; i < pending_.size(); i++) pending_[i] = residual_[i] + gradients[i];
+  add_residual(gradients);
+  std::fill(p_.begin(), p_.end(), 0.0f);
   for (const Factors& f : factors_) {
     draw_missing(f);
-    multiply(f);
+    for_each_element(f, p_.data(), q_.data(), pending_.data(), [rank = f.rank](float* p, const float* q, float m) {
+      for (std::int64_t k = 0; k < rank; k++) p[k] += m * q[k];  // P = M Q
+    });
   }
   float* plain = p_.data() + (p_.size() - plain_.size());
   for (std::size_t i = 0; i < plain_.size(); i++) plain[i] = std::exchange(pending_[std::size_t(plain_[i])], 0.0f);
@@ -51,25 +67,16 @@ Work PowerSgd::begin(Communicator& over, const float* gradients) {
 }
 
 void PowerSgd::end(float* gradients) {
-  for (const Factors& f : factors_) {
-    const float *p = p_.data() + f.p, *q = next_.data() + f.q;
-    float* g = gradients + f.begin;
-    for (std::int64_t i = 0; i < f.rows; i++)
-      for (std::int64_t j = 0; j < f.columns; j++) {
-        float sum = 0;
-        for (std::int64_t k = 0; k < f.rank; k++) sum += p[i * f.rank + k] * q[j * f.rank + k];
-        g[i * f.row_step + j * f.column_step] = sum;
-      }
-  }
+  for (const Factors& f : factors_)
+    for_each_element(f, p_.data(), next_.data(), gradients,
+                     [rank = f.rank](const float* p, const float* q, float& g) { g = product(p, q, rank); });
   const float* plain = p_.data() + (p_.size() - plain_.size());
   for (std::size_t i = 0; i < plain_.size(); i++) gradients[plain_[i]] = plain[i];
 }
 
 void PowerSgd::finish_step(bool made) {
-  if (made) {
-    residual_.swap(pending_);
-    q_.swap(next_);
-  }
+  Compression::finish_step(made);
+  if (made) q_.swap(next_);
 }
 
 // Columns of Q are zero at first, and if the gradients had a smaller rank. They would stay zero, so they get new random
@@ -83,18 +90,6 @@ void PowerSgd::draw_missing(const Factors& f) {
   }
 }
 
-// P = M Q
-void PowerSgd::multiply(const Factors& f) {
-  const float *m = pending_.data() + f.begin, *q = q_.data() + f.q;
-  float* p = p_.data() + f.p;
-  for (std::int64_t i = 0; i < f.rows; i++) {
-    float* row = p + i * f.rank;
-    std::fill_n(row, f.rank, 0.0f);
-    for (std::int64_t j = 0; j < f.columns; j++)
-      for (std::int64_t k = 0; k < f.rank; k++) row[k] += m[i * f.row_step + j * f.column_step] * q[j * f.rank + k];
-  }
-}
-
 // Gram-Schmidt, twice for each column, so that rounding leaves no component of the columns before it. A column that is
 // a linear combination of those before it becomes zero. NaN stays NaN, and is detected in the gradients.
 void PowerSgd::orthonormalize(const Factors& f) {
@@ -104,35 +99,25 @@ void PowerSgd::orthonormalize(const Factors& f) {
     for (std::int64_t i = 0; i < f.rows; i++) sum += double(p[i * f.rank + a]) * double(p[i * f.rank + b]);
     return sum;
   };
-  auto scale = [&](std::int64_t k, double by) {
-    for (std::int64_t i = 0; i < f.rows; i++) p[i * f.rank + k] = float(p[i * f.rank + k] * by);
-  };
   for (std::int64_t k = 0; k < f.rank; k++) {
     const double before = dot(k, k);
     for (std::int64_t b = 0; b < 2 * k; b++) {
       const double share = dot(b % k, k);
       for (std::int64_t i = 0; i < f.rows; i++) p[i * f.rank + k] -= float(share * p[i * f.rank + b % k]);
     }
-    const double after = dot(k, k);
-    scale(k, after <= 1e-10 * before ? 0 : 1 / std::sqrt(after));
+    const double after = dot(k, k), scale = after <= 1e-10 * before ? 0 : 1 / std::sqrt(after);
+    for (std::int64_t i = 0; i < f.rows; i++) p[i * f.rank + k] = float(p[i * f.rank + k] * scale);
   }
 }
 
 // Q_w = M_wᵀ P, and the part that is not sent: E_w = M_w − P Q_wᵀ.
 void PowerSgd::project(const Factors& f) {
-  const std::int64_t r = f.rank, columns = f.columns;
-  const float* p = p_.data() + f.p;
-  float *m = pending_.data() + f.begin, *q = next_.data() + f.q;
-  std::fill_n(q, columns * r, 0.0f);
-  for (std::int64_t i = 0; i < f.rows; i++)
-    for (std::int64_t j = 0; j < columns; j++)
-      for (std::int64_t k = 0; k < r; k++) q[j * r + k] += m[i * f.row_step + j * f.column_step] * p[i * r + k];
-  for (std::int64_t i = 0; i < f.rows; i++)
-    for (std::int64_t j = 0; j < columns; j++) {
-      float sent = 0;
-      for (std::int64_t k = 0; k < r; k++) sent += p[i * r + k] * q[j * r + k];
-      m[i * f.row_step + j * f.column_step] -= sent;
-    }
+  std::fill_n(next_.data() + f.q, f.columns * f.rank, 0.0f);
+  for_each_element(f, p_.data(), next_.data(), pending_.data(), [rank = f.rank](const float* p, float* q, float m) {
+    for (std::int64_t k = 0; k < rank; k++) q[k] += m * p[k];
+  });
+  for_each_element(f, p_.data(), next_.data(), pending_.data(),
+                   [rank = f.rank](const float* p, const float* q, float& m) { m -= product(p, q, rank); });
 }
 
 }  // namespace tandem

@@ -23,15 +23,10 @@ class PowerSgd : public Compression {
   };
   // For a range of `length` gradients. rank: at least 1; limited to a matrix's rows and columns. Equal on all ranks.
   PowerSgd(std::int64_t rank, const std::vector<Matrix>& matrices, std::int64_t length);
-  static bool is_shorter(std::int64_t rank, std::int64_t rows, std::int64_t columns) {
-    return rank * (rows + columns) < rows * columns;
-  }
 
   Work begin(Communicator& over, const float* gradients) override;  // waits for the first of its two sums
   void end(float* gradients) override;
   void finish_step(bool made) override;
-
-  const std::vector<float>& residual() const { return residual_; }
 
  private:
   struct Factors {
@@ -41,16 +36,14 @@ class PowerSgd : public Compression {
     std::int64_t rank, p, q;             // p, q: index of P in p_ and of Q in q_, both row-major
   };
   void draw_missing(const Factors& f);
-  void multiply(const Factors& f);
   void orthonormalize(const Factors& f);
   void project(const Factors& f);
 
   std::vector<Factors> factors_;
-  std::vector<std::int64_t> plain_;        // the elements that are in no matrix
-  std::vector<float> residual_, pending_;  // E after the last step; M in this one, then E
-  std::vector<float> p_;                   // all P, then the plain elements
-  std::vector<float> q_, next_;            // all Q of the last step, and of this one
-  std::mt19937 random_{1};                 // the same numbers on all ranks
+  std::vector<std::int64_t> plain_;  // the elements that are in no matrix
+  std::vector<float> p_;             // all P, then the plain elements
+  std::vector<float> q_, next_;      // all Q of the last step, and of this one
+  std::mt19937 random_{1};           // the same numbers on all ranks
 };
 
 }  // namespace tandem

@@ -1,7 +1,6 @@
 #include "dist/strategies/reducer.h"
 
 #include <algorithm>
-#include <iterator>
 #include <string>
 #include <utility>
 
@@ -34,6 +33,7 @@ Reducer::Pending Reducer::add(Exchange exchange) {
 }
 
 void Reducer::wait(Pending exchange) {
+  waits();
   wait_until([&] { return !open_.count(exchange); });
 }
 
@@ -60,22 +60,17 @@ void Reducer::waits() {
 }
 
 void Reducer::wait_ends() {
-  if (waits_ != Clock::time_point()) exposed_ += seconds_since(std::exchange(waits_, {}));
+  if (waits_ != Clock::time_point()) seconds_.exposed += seconds_since(std::exchange(waits_, {}));
   if (!open_.empty()) ahead_ = Clock::now();
 }
 
 void Reducer::count_hidden() {
-  if (ahead_ != Clock::time_point()) hidden_ += seconds_since(std::exchange(ahead_, {}));
+  if (ahead_ != Clock::time_point()) seconds_.hidden += seconds_since(std::exchange(ahead_, {}));
 }
 
-double Reducer::hidden() const {
+Reducer::Seconds Reducer::seconds() const {
   std::lock_guard lock(mutex_);
-  return hidden_;
-}
-
-double Reducer::exposed() const {
-  std::lock_guard lock(mutex_);
-  return exposed_;
+  return seconds_;
 }
 
 // A device sends no notification, so its event is polled. Other ranks may fail meanwhile.
@@ -96,7 +91,7 @@ bool Reducer::may_begin(const Exchange& exchange) {
   return false;
 }
 
-void Reducer::begin_due(std::deque<UnderWay>& waiting, std::list<UnderWay>& under_way) {
+void Reducer::begin_due(std::list<UnderWay>& waiting, std::list<UnderWay>& under_way) {
   while (!waiting.empty() && may_begin(waiting.front().exchange)) {
     if (under_way.empty()) {
       std::lock_guard lock(mutex_);
@@ -104,8 +99,7 @@ void Reducer::begin_due(std::deque<UnderWay>& waiting, std::list<UnderWay>& unde
     }
     std::int64_t lane = 1;  // the first free one: the spans of a lane must not overlap
     while (std::any_of(under_way.begin(), under_way.end(), [&](const UnderWay& u) { return u.lane == lane; })) lane++;
-    under_way.push_back(std::move(waiting.front()));
-    waiting.pop_front();
+    under_way.splice(under_way.end(), waiting, waiting.begin());
     UnderWay& u = under_way.back();
     u.lane = lane;
     if (trace_ && trace_->recording()) u.since = trace_->now();
@@ -138,16 +132,14 @@ std::size_t Reducer::end_finished(std::list<UnderWay>& under_way) {
 }
 
 void Reducer::run() {
-  std::deque<UnderWay> waiting;
-  std::list<UnderWay> under_way;
+  std::list<UnderWay> waiting, under_way;
   try {
     for (;;) {
       {
         std::unique_lock lock(mutex_);
         if (waiting.empty() && under_way.empty()) changed_.wait(lock, [&] { return end_ || !given_.empty(); });
         if (end_) return;
-        std::move(given_.begin(), given_.end(), std::back_inserter(waiting));
-        given_.clear();
+        waiting.splice(waiting.end(), given_);
       }
       begin_due(waiting, under_way);
       if (end_finished(under_way) > 0) continue;

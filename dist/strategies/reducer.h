@@ -4,7 +4,6 @@
 // From add() until all exchanges over a communicator have ended, only this thread uses that communicator.
 #pragma once
 #include <condition_variable>
-#include <deque>
 #include <functional>
 #include <list>
 #include <mutex>
@@ -23,7 +22,7 @@ class Reducer {
  public:
   struct Exchange {
     Communicator& over;
-    Event* after;  // the device's event before which it must not begin; null: none
+    Event* after = nullptr;  // the device's event before which it must not begin; null: none
     std::function<Work(Communicator& over)> begin;
     std::function<void()> end = {};
     const char* name = "all-reduce";  // in the trace
@@ -35,11 +34,13 @@ class Reducer {
   using Pending = std::int64_t;  // number of an added exchange
   Pending add(Exchange exchange);
   void wait(Pending exchange);  // until this exchange has ended; throws an error of any exchange
+  void waits();                 // backward is over: the step waits until finish() returns; any thread
   void finish();                // until all exchanges have ended
-  void waits();                 // backward is over: the step waits until wait() or finish() returns; any thread
   void watch(Trace& trace);     // call before the first exchange: records each as a span
-  double hidden() const;        // seconds with an exchange in progress while the step did not wait
-  double exposed() const;       // seconds in which the step waited
+  struct Seconds {
+    double hidden = 0, exposed = 0;  // an exchange was in progress and the step did not wait; the step waited
+  };
+  Seconds seconds() const;
 
  private:
   struct UnderWay {
@@ -49,7 +50,7 @@ class Reducer {
     std::int64_t lane = 0, since = -1;  // in the trace
   };
   void run();
-  void begin_due(std::deque<UnderWay>& waiting, std::list<UnderWay>& under_way);
+  void begin_due(std::list<UnderWay>& waiting, std::list<UnderWay>& under_way);
   std::size_t end_finished(std::list<UnderWay>& under_way);
   void wait_until(const std::function<bool()>& over);
   bool may_begin(const Exchange& exchange);
@@ -60,10 +61,10 @@ class Reducer {
   Trace* trace_ = nullptr;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  std::vector<UnderWay> given_;
+  std::list<UnderWay> given_;
   Pending count_ = 0;       // exchanges that were added: the same on all ranks
   std::set<Pending> open_;  // exchanges that have not ended
-  double hidden_ = 0, exposed_ = 0;
+  Seconds seconds_;
   // start time of an overlap (an exchange in progress, no waiting step); the epoch: no overlap now
   Clock::time_point ahead_;
   Clock::time_point waits_;  // when the step began to wait; the epoch: it does not wait

@@ -3,7 +3,6 @@
 #include <cstdio>
 #include <functional>
 #include <memory>
-#include <sstream>
 #include <utility>
 #include <vector>
 
@@ -64,12 +63,9 @@ Make make_all_reduce(const Asked& a) {
   read_spec(a.spec.text(), {});
   AllReduceOptions o{.deadline = deadline()};
   const std::string kind = spec_name(a.wire);
-  if (kind == "topk")
-    read_spec(a.wire, {bare(number_field("share", o.top_k, above_zero, 1))});
-  else if (kind == "powersgd")
-    read_spec(a.wire, {bare(number_field("rank", o.power_sgd, 1, 1e9))});
-  else if (a.wire == "bf16")
-    o.wire = DType::bf16;
+  if (a.wire == "bf16") o.wire = DType::bf16;
+  if (kind == "topk") read_spec(a.wire, {bare(number_field("share", o.top_k, above_zero, 1))});
+  if (kind == "powersgd") read_spec(a.wire, {bare(number_field("rank", o.power_sgd, 1, 1e9))});
   if (o.top_k == 0 && o.power_sgd == 0 && !a.wire.empty() && a.wire != "f32" && a.wire != "bf16")
     refuse("wire=", a.wire, ": choose f32, bf16, topk:SHARE, with a share of the gradients above 0 and up to 1, ",
            "or powersgd:RANK, with a rank from 1");
@@ -113,9 +109,8 @@ RoundSteps late_rounds(const std::string& text, int pushes) {
   if (pushes > 1) defaults.learning_rate = 1.0 / pushes;
   const RoundSteps how = *RoundSteps::parse(text, defaults);
   if (how.stream > 1 || how.overlap != 0 || how.every.alpha > 0)
-    refuse(text,
-           ": without waiting for others a round has H=STEPS, momentum and lr alone, and a worker that is slower makes "
-           "fewer steps");
+    refuse(text, ": without waiting for others a round has H=STEPS, momentum and lr alone, ",
+           "and a worker that is slower makes fewer steps");
   return how;
 }
 
@@ -137,12 +132,10 @@ Make make_server(const Asked& a) {
   if (a.around == "outer") {
     const bool quorum = o.how.kind == Asynchrony::Kind::quorum;
     if (!quorum && o.how.kind != Asynchrony::Kind::asp)
-      refuse(a.text,
-             ": rounds of a worker's own steps go with an update rule alone, or with quorum:WORKERS, as in "
-             "outer:H=100+delayed-nesterov");
+      refuse(a.text, ": rounds of a worker's own steps go with an update rule alone, or with quorum:WORKERS, ",
+             "as in outer:H=100+delayed-nesterov");
     if (make_rule(o.how.rule)->clip() > 0)
-      refuse(a.text,
-             ": what a round pushes is no gradient: leave clip out, or clip the gradients of its steps by --clip");
+      refuse(a.text, ": a round pushes no gradient: leave clip out, or clip the gradients of its steps by --clip");
     // A step of a quorum already uses the mean of its rounds.
     const bool nesterov = o.how.rule == "delayed-nesterov" || (quorum && !a.spec.inner);
     if (nesterov) o.how.rule = Spec{"delayed-nesterov", {"every=" + std::to_string(quorum ? 1 : workers)}}.text();
@@ -192,10 +185,8 @@ std::vector<Row> table() {
 void emulate(Strategy& strategy, const StragglerEmulation& stragglers) {
   if (stragglers.mean <= 0) return;
   strategy.emulation = [stragglers, &strategy, step = std::uint32_t(0), began = Clock::now()](bool computed) mutable {
-    if (computed)
-      stragglers.keep(strategy.rank(), step++, began);
-    else
-      began = Clock::now();
+    if (computed) stragglers.keep(strategy.rank(), step++, began);
+    began = Clock::now();
   };
 }
 
@@ -206,8 +197,7 @@ bool ranks_return(const std::string& text) {
 }
 std::string with_option(const std::string& strategy, const std::string& key, const std::string& values) {
   Spec spec = Spec::parse(strategy.empty() ? "all-reduce" : strategy);
-  std::istringstream list(values);
-  for (std::string value; std::getline(list, value, ',');) spec.options.push_back(key + "=" + value);
+  for (const std::string& value : parts_of(values, ',')) spec.options.push_back(key + "=" + value);
   return spec.text();
 }
 
@@ -233,13 +223,10 @@ std::unique_ptr<Strategy> strategy_from_environment(const std::vector<NamedStrat
     if (r.name == a.spec.name) row = r;
   for (const NamedStrategy& s : own)
     if (!row.make && s.parse(a.spec.name)) row.make = [s](const Asked& asked) { return s.parse(asked.spec.text()); };
-  if (!row.make) {
-    std::string names;
-    for (const Row& r : table()) names += r.name + ", ";
-    for (const NamedStrategy& s : own) names += s.form + ", ";
-    refuse("--strategy ", a.text, ": choose ", names,
+  if (!row.make)
+    refuse("--strategy ", a.text, ": choose ", joined(table(), ", ", &Row::name), ", ",
+           joined(own, "", [](const NamedStrategy& s) { return s.form + ", "; }),
            "or one that contains another (tandem-run --strategies lists all with their options)");
-  }
   if (!a.around.empty() && row.inside.find(a.around) == std::string::npos)
     refuse("--strategy ", a.text, ": the ", a.around, " cannot be joined with '", a.spec.text(), "'",
            a.around == "hybrid" ? ": choose hybrid+all-reduce, hybrid+daso, or hybrid+ before an update rule of the "

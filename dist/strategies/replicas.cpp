@@ -7,7 +7,6 @@
 #include "core/checksum.h"
 #include "core/trace/trace.h"
 #include "dist/strategies/averages.h"
-#include "dist/strategies/on_host.h"
 #include "dist/strategies/reducer.h"
 
 namespace tandem {
@@ -33,14 +32,27 @@ void Replicas::prepare(Module&, Task&, const PrepareOptions& options) {
 }
 
 void Replicas::broadcast(FlatParameters& flat, Communicator& over, Communicator* over_slices) {
-  auto first = [](Communicator& from, Tensor part) {
-    if (part.numel() > 0) from.broadcast(buffer(part), 0).wait();
-  };
-  auto values = [&](OwnerClass owner) { return flat.values.range(flat.all(owner).begin, {flat.all(owner).length()}); };
-  first(over, values(OwnerClass::replicated));
-  first(over, flat.buffers);
-  if (over_slices) first(*over_slices, values(OwnerClass::slice));
+  const Tensor replicated = part(flat.values, flat.all(OwnerClass::replicated)),
+               slices = part(flat.values, flat.all(OwnerClass::slice));
+  for (auto [from, values] : {std::pair(&over, replicated), {&over, flat.buffers}, {over_slices, slices}})
+    if (from && values.numel() > 0) from->broadcast(buffer(values), 0).wait();
   flat.count_writes(flat.all());
+}
+
+Buffer OnHost::of(Tensor& t) {
+  if (!t.backend().on_device()) return buffer(t);
+  if (!pinned) pinned = t.backend().pinned(t.bytes());
+  return {pinned.get(), t.numel(), t.dtype()};
+}
+
+Buffer OnHost::download(Tensor& t) {
+  const Buffer b = of(t);
+  if (pinned) t.backend().download(b.data, t.raw(), t.bytes());
+  return b;
+}
+
+void OnHost::upload(Tensor& t) {
+  if (pinned) t.backend().upload(t.raw_write(), pinned.get(), t.bytes());
 }
 
 FlatMemory memory_from(std::function<std::shared_ptr<void>(std::size_t bytes)> allocate) {
@@ -118,25 +130,23 @@ void Replicas::synchronize(Shared what, FlatParameters& flat, Optimizer&) {
     flat.count_writes(flat.all());
   }
   if (size() == 1 || flat.buffers.numel() == 0) return;
-  // Values that are the same on all ranks are kept, to the bit.
-  const std::vector<double> mine = flat.buffers.values();
-  std::vector<double> most = mine;
-  for (double x : mine) most.push_back(-x);
-  communicator_->all_reduce(buffer(most), Combine::max).wait();
-  std::vector<bool> same;
-  for (std::size_t i = 0; i < mine.size(); i++) same.push_back(most[i] == -most[mine.size() + i]);
   // All statistics and their squares: a variance over all ranks is the mean of the variances plus the variance of the
-  // means.
-  std::vector<double> v = mine;
-  const std::size_t n = v.size();
-  v.resize(2 * n);
+  // means. Values that are the same on all ranks (the largest is the smallest) are kept, to the bit.
+  const std::vector<double> mine = flat.buffers.values();
+  const std::size_t n = mine.size();
   const double weight = own_part_ ? size() * own_part_->weight() / own_part_->options().places : 1;  // of this rank
+  std::vector<double> most(2 * n), v(2 * n);
   for (std::size_t i = 0; i < n; i++) {
-    v[n + i] = weight * v[i] * v[i];
-    v[i] *= weight;
+    most[i] = mine[i];
+    most[n + i] = -mine[i];
+    v[i] = weight * mine[i];
+    v[n + i] = weight * mine[i] * mine[i];
   }
+  communicator_->all_reduce(buffer(most), Combine::max).wait();
   communicator_->all_reduce(buffer(v)).wait();
   for (double& x : v) x /= size();
+  std::vector<bool> same;
+  for (std::size_t i = 0; i < n; i++) same.push_back(most[i] == -most[n + i]);
   const auto& ranges = flat.buffer_ranges();
   for (const auto& var : ranges) {
     if (!var.name.ends_with("running_var")) continue;
@@ -193,29 +203,23 @@ void Replicas::compare_layouts(const FlatParameters& flat, std::uint64_t kind) {
   compare(*same_slice_, number(OwnerClass::slice), what);
 }
 
-void Replicas::measure_slices(Optimizer& optimizer) {
-  if (!slices_) return;
-  optimizer.measure_all();
+void add_norms(Communicator& over, Optimizer& optimizer) {
   Tensor& sums = optimizer.sums();
   std::vector<double> all = sums.values();
-  slices_->all_reduce(buffer(all)).wait();
+  over.all_reduce(buffer(all)).wait();
   sums.copy_from(Tensor::of(sums.backend(), sums.shape(), all, sums.dtype()));
 }
 
 void Replicas::compare_parameters(const FlatParameters& flat, std::int64_t steps) {
   auto checksum = [&](const Range& range) {
-    const std::size_t element = size_of(flat.values.dtype()), count = std::size_t(range.length()) * element;
-    const void* bytes = static_cast<const std::byte*>(flat.values.raw()) + std::size_t(range.begin) * element;
-    std::vector<std::byte> copy;
-    if (flat.backend().asynchronous()) {
-      copy.resize(count);
-      flat.backend().download(copy.data(), bytes, count);
-      bytes = copy.data();
-    }
+    Tensor values = part(flat.values, range);
+    OnHost host;
+    const Buffer bytes = host.download(values);
     Checksum sum;
-    sum.add(bytes, count);
+    sum.add(bytes.data, bytes.bytes());
     return sum.value();
   };
+  flat.backend().synchronize();
   const std::string what = "no longer have the same parameters (after " + std::to_string(steps) +
                            " steps): they run different programs, or a machine computes wrongly";
   compare(*communicator_, checksum(flat.all(OwnerClass::replicated)), what);
@@ -223,7 +227,8 @@ void Replicas::compare_parameters(const FlatParameters& flat, std::int64_t steps
 }
 
 Measures Replicas::measured(const Reducer& reducer, std::uint64_t sent, std::int64_t bucket) {
-  const double exposed = reducer.exposed(), all = reducer.hidden() + exposed;
+  const auto [hidden, exposed] = reducer.seconds();
+  const double all = hidden + exposed;
   return {{"sent_bytes", double(sent)},
           {"exchange_seconds", all},
           {"exposed_seconds", exposed},

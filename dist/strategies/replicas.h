@@ -15,10 +15,23 @@ namespace tandem {
 
 class Reducer;
 
+inline Tensor part(const Tensor& vector, Range range) { return vector.range(range.begin, {range.length()}); }
+
+// A vector in host memory, for exchanges.
+struct OnHost {
+  std::shared_ptr<void> pinned = nullptr;  // null: the vector is already in host memory
+  Buffer of(Tensor& t);
+  Buffer download(Tensor& t);
+  void upload(Tensor& t);
+};
+
 // Every rank's text, in the order of ranks, or its numbers, as many on each rank. All ranks call it, and it waits for
 // all.
 std::vector<double> gather_numbers(Communicator& over, const std::vector<double>& mine);
 std::vector<std::string> gather_texts(Communicator& over, const std::string& mine);
+
+// Adds up the measured norms of gradients of which each rank has a part.
+void add_norms(Communicator& over, Optimizer& optimizer);
 
 // Vectors in the zeroed memory of the host that `allocate` returns; in any memory if it returns null, or for a device.
 FlatMemory memory_from(std::function<std::shared_ptr<void>(std::size_t bytes)> allocate);
@@ -56,10 +69,6 @@ class Replicas : public Strategy {
   // together.
   void compare_layouts(const FlatParameters& flat, std::uint64_t kind = 0);
   void compare_parameters(const FlatParameters& flat, std::int64_t steps);
-  // If layers are divided over ranks: measures the gradients after all have arrived, and adds the norms over the
-  // slices. Otherwise does nothing: the optimizer measures.
-  void measure_slices(Optimizer& optimizer);
-
   // For measures(): `sent` bytes in total, in exchanges of at most `bucket` bytes.
   static Measures measured(const Reducer& reducer, std::uint64_t sent, std::int64_t bucket);
 

@@ -17,8 +17,6 @@
 namespace tandem {
 namespace {
 
-Tensor part(const Tensor& t, Range range) { return t.range(range.begin, {range.length()}); }
-
 // Fragments begin at multiples of FlatParameters::cut. If the vector is short, some are empty.
 Range fragment_of(const Turn& turn, std::int64_t numel) {
   auto begin = [&](std::int64_t f) {
@@ -187,12 +185,9 @@ class Rounds : public Replicas {
   }
 
  private:
-  struct Flight {    // an exchange
-    Turn turn = {};  // in which it was sent
-    // Elements that this rank exchanges: its slices and, if it is in the group, the fragment
-    Range range = {};
-    Tensor sum, sent;  // whole vectors
-    Tensor summed;     // of the range: what the ranks sum
+  struct Flight {
+    Exchanged exchange;  // of this rank's slices and, if it is in the group, of the fragment
+    Tensor sum, sent;    // whole vectors
     std::vector<Reducer::Pending> pending = {};
     int group = 0;  // the local index of the ranks that exchange
     // Maxima over all ranks: size() − rank if its step was not finite; 1 if a rank wants to stop
@@ -213,52 +208,45 @@ class Rounds : public Replicas {
     if (turn.waits) merge(flights_[flight_], turn.weight);
   }
 
-  Exchanged exchanged(Flight& f) {
-    auto copy = [&](Tensor& whole) {
-      if (!whole.defined()) whole = vector(*flat_, flat_->values.dtype());
-      return part(whole, f.range);
-    };
-    Tensor x = part(flat_->values, f.range);
-    return {.range = f.range,
-            .x = x,
-            .sent = f.turn.waits ? x : copy(f.sent),
-            .sum = copy(f.sum),
-            .ranks = groups(),
-            .turn = f.turn};
-  }
-
   void send(const Turn& turn) {
     if (flights_[flight_].open) flight_ = 1 - flight_;
     Flight& f = flights_[flight_];
-    f.turn = turn;
     f.group = std::exchange(group_, (group_ + 1) % host_->size());
     const bool member = f.group == host_->rank();
-    const Range slices = flat_->all(OwnerClass::slice);
-    f.range = member ? fragment_of(turn, flat_->numel()) : slices;
-    Exchanged e = exchanged(f);
-    if (bad()) e.x = e.x.clone();
+    const Range slices = flat_->all(OwnerClass::slice), range = member ? fragment_of(turn, flat_->numel()) : slices;
+    auto copy = [&](Tensor& whole) {
+      if (!whole.defined()) whole = vector(*flat_, flat_->values.dtype());
+      return part(whole, range);
+    };
+    const Tensor x = part(flat_->values, range);
+    Exchanged& e = f.exchange;
+    e = {.range = range,
+         .x = x,
+         .sent = turn.waits ? x : copy(f.sent),
+         .sum = copy(f.sum),
+         .ranks = groups(),
+         .turn = turn};
+    if (bad()) e.x = x.clone();
     method_->send(e);
-    const bool unequal = own_part_ && options_.own_epochs == 0 && e.sum.dtype() == flat_->values.dtype();
-    if (unequal)
-      add_scaled(e.sum, e.sum, groups() * own_part_->weight() - 1);  // Σ p_i·x_i, where a merge takes the mean
+    // Σ p_i·x_i, where a merge takes the mean
+    if (own_part_ && options_.own_epochs == 0 && e.sum.dtype() == flat_->values.dtype())
+      add_scaled(e.sum, e.sum, groups() * own_part_->weight() - 1);
     if (!turn.waits) e.sent.copy_from(e.x);
+    e.x = x;
     flat_->count_writes(flat_->all());
-    f.summed = e.sum;
     f.flags[0] = bad() ? float(size() - rank()) : 0;  // waits for the device: the data to sum is complete
     f.flags[1] = stop_requested_ ? 1 : 0;
     f.pending.clear();
     f.open = f.under_way = true;
-    if (!member && f.range.length() == 0) return;
+    if (!member && range.length() == 0) return;
     auto add = [&](Communicator& over, Buffer data, Combine how) {
-      f.pending.push_back(reducer_.add({.over = over,
-                                        .after = nullptr,
-                                        .begin = [=](Communicator& c) { return c.all_reduce(data, how); },
-                                        .name = "sum of weights"}));
+      f.pending.push_back(reducer_.add(
+          {.over = over, .begin = [=](Communicator& c) { return c.all_reduce(data, how); }, .name = "sum of weights"}));
     };
-    const std::int64_t border = std::clamp(slices.begin, f.range.begin, f.range.end);
-    for (Range r : {Range{f.range.begin, border}, Range{border, f.range.end}})  // no bucket has both kinds
-      for (const Range& bucket : cut(r.length(), flat_->values.dtype(), options_.bucket_bytes)) {
-        Tensor piece = f.summed.range(r.begin - f.range.begin + bucket.begin, {bucket.length()});
+    const std::int64_t border = std::clamp(slices.begin, range.begin, range.end);
+    for (Range r : {Range{range.begin, border}, Range{border, range.end}})  // no bucket has both kinds
+      for (const Range& bucket : cut(r, flat_->values.dtype(), options_.bucket_bytes)) {
+        Tensor piece = e.sum.range(bucket.begin - range.begin, {bucket.length()});
         bucket_ = std::max(bucket_, bucket.length() * 4);
         add(between_.data(), buffer(piece), Combine::sum);
       }
@@ -268,10 +256,7 @@ class Rounds : public Replicas {
   // Waits for the sum and its flags.
   void arrive(Flight& f) {
     if (!std::exchange(f.under_way, false)) return;
-    for (Reducer::Pending p : f.pending) {
-      reducer_.waits();
-      reducer_.wait(p);
-    }
+    for (Reducer::Pending p : f.pending) reducer_.wait(p);
     if (host_->size() > 1) in_host_.flags().broadcast({f.flags, 2, DType::f32}, f.group).wait();
     if (f.flags[0] > 0) not_finite_ = size() - int(f.flags[0]);
     if (f.flags[1] > 0) stop_ = true;
@@ -284,19 +269,15 @@ class Rounds : public Replicas {
     if (!std::exchange(f.open, false)) return;
     arrive(f);
     if (not_finite_ >= 0) return;
-    if (f.range.length() > 0 && !bad()) {
-      Exchanged e = exchanged(f);
-      e.sum = f.summed;
-      e.turn.weight = weight;
-      method_->merge(e);
-    }
+    f.exchange.turn.weight = weight;
+    if (f.exchange.range.length() > 0 && !bad()) method_->merge(f.exchange);
     if (host_->size() > 1) {  // the group's weights, on all ranks of the host
       flat_->backend().synchronize();
-      Tensor replicated = flat_->values.range(0, {flat_->all(OwnerClass::replicated).end});
+      Tensor replicated = part(flat_->values, flat_->all(OwnerClass::replicated));
       in_host_.data().broadcast(buffer(replicated), f.group).wait();
     }
     flat_->count_writes(flat_->all());
-    if (f.turn.waits) method_->equal(flat_->values);
+    if (f.exchange.turn.waits) method_->equal(flat_->values);
   }
 
   // Gives all ranks the same weights, which are evaluated and saved.

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <sstream>
 #include <string>
 #include <utility>
 
@@ -27,11 +26,6 @@ void ServedVectors::bind(FlatParameters& flat, Optimizer& optimizer, bool early)
   const int size = machine_.size(), place = machine_.place();
   const std::int64_t n = flat.all(OwnerClass::replicated).end, blocks = n / FlatParameters::alignment;
   const Slice slice = flat.slice();
-  std::ostringstream mine;
-  mine << flat.layout_hash(OwnerClass::replicated) << ' ' << slice.count;
-  for (const std::string& theirs : machine_.gather(mine.str()))
-    require(theirs == mine.str(),
-            "the ranks of a machine do not train the same model: start all with the same program and options");
   if (slice.count > 1 && (slice.count != size || slice.index != place))
     fail("slice ", slice.index, " of ", slice.count, " on rank ", place, " of ", size,
          " of a machine: layers must be cut over the ranks of a machine, in their order");
@@ -52,7 +46,7 @@ void ServedVectors::bind(FlatParameters& flat, Optimizer& optimizer, bool early)
     flat.count_writes(flat.all());
   } else if (early && !flat.backend().on_device() && !flat.backend().asynchronous()) {
     const std::int64_t bytes = std::clamp<std::int64_t>(std::int64_t(flat.gradients.bytes()) / 64, 64 << 10, 1 << 20);
-    final_.emplace(flat, cut(flat.numel(), flat.gradients.dtype(), bytes));
+    final_.emplace(flat, cut(flat.all(), flat.gradients.dtype(), bytes));
   }
 }
 
@@ -89,9 +83,7 @@ void ServedVectors::begin(ServerOptions options, WorkLeases leases, const std::v
 }
 
 // ---- gradients ------------------------------------------------------------------------------------------------------
-void ServedVectors::step_begins(bool sends) {
-  sends_ = sends && final_ && !optimizer_->needs_whole_gradient() && node_.pushes_parts();
-}
+void ServedVectors::step_begins() { sends_ = final_ && !optimizer_->needs_whole_gradient() && node_.pushes_parts(); }
 
 void ServedVectors::ready(const ParameterRange& parameter) {
   if (!sends_) return;
@@ -117,11 +109,7 @@ bool ServedVectors::combine(MachineShare::Step& step, const Tensor& loss) {
     if (!final_->complete(r) || final_->empty(r)) push_early((*final_)[r]);
   if (final_) final_->restart();
   for (std::size_t i = 0; !sends_ && i < ranges_.size(); i++) optimizer.measure(ranges_[i], i > 0);
-  if (machine.size() > 1) {
-    std::vector<double> norms = optimizer.sums().values();
-    machine.all_reduce(buffer(norms)).wait();
-    optimizer.sums().copy_from(Tensor::of(flat_->backend(), optimizer.sums().shape(), norms, optimizer.sums().dtype()));
-  }
+  if (machine.size() > 1) add_norms(machine, optimizer);
   const Tensor everywhere =
       step.not_finite > 0 ? Tensor::full(flat_->backend(), {1}, std::nan(""), flat_->values.dtype()) : loss;
   optimizer.check_gradients(&everywhere);

@@ -8,7 +8,6 @@
 #include "core/backend.h"
 #include "core/random.h"
 #include "core/step.h"
-#include "dist/strategies/on_host.h"
 #include "dist/strategies/replicas.h"
 #include "dist/strategies/slice_softmax.h"
 #include "layers/module.h"

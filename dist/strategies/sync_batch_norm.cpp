@@ -24,21 +24,6 @@ void scale_and_shift(NormShape s, const Tensor& x, const Tensor& mean, const Num
   x.backend().batch_norm_inference(s, x, residual, tensor_of(mean, scale), shift, mean, one, y);
 }
 
-// Over all ranks: row counts, means and sums of squared distances from the means, combined in pairs (Chan et al. 1979).
-struct Moments {
-  double rows = 0;
-  Numbers mean, squares;
-  void join(double n, const double* m, const double* q) {
-    if (n <= 0) return;
-    rows += n;
-    for (std::size_t c = 0; c < mean.size(); c++) {
-      const double d = m[c] - mean[c];
-      mean[c] += d * n / rows;
-      squares[c] += q[c] + d * d * n * (rows - n) / rows;
-    }
-  }
-};
-
 // Like BatchNormNode (autograd/norm.cpp), with other sums for dx:
 //   dx = gamma·inverse·(g − Σg/N − x̂·Σg·x̂/N), over the N rows of all ranks.
 struct SyncBatchNormNode : Node {
@@ -46,8 +31,8 @@ struct SyncBatchNormNode : Node {
   NormShape s;
   bool residual;
   double all_rows;
-  std::shared_ptr<const AcrossRanks> ranks;
-  SyncBatchNormNode(const NormShape& shape, bool r, double all, std::shared_ptr<const AcrossRanks> across)
+  std::shared_ptr<const GatherNumbers> ranks;
+  SyncBatchNormNode(const NormShape& shape, bool r, double all, std::shared_ptr<const GatherNumbers> across)
       : Node(name), s(shape), residual(r), all_rows(all), ranks(std::move(across)) {}
   Attributes attributes() const override { return {{"epsilon", {s.epsilon}}, {"relu", {double(s.relu)}}}; }
 
@@ -68,8 +53,8 @@ struct SyncBatchNormNode : Node {
       const std::size_t channels = g.size();
       Numbers mine = b;
       mine.insert(mine.end(), a.begin(), a.end());
-      require(ranks->gather != nullptr, where(), ": its other ranks have left between forward and backward");
-      const Numbers of_ranks = ranks->gather(mine);
+      require(*ranks != nullptr, where(), ": its other ranks have left between forward and backward");
+      const Numbers of_ranks = (*ranks)(mine);
       Numbers sum(2 * channels);
       for (std::size_t i = 0; i < of_ranks.size(); i++) sum[i % sum.size()] += of_ranks[i];
       Numbers scale(channels), shift(channels);
@@ -95,7 +80,7 @@ struct SyncBatchNormNode : Node {
 
 Variable sync_batch_norm(const Variable& x, const Variable& gamma, const Variable& beta, Tensor& running_mean,
                          Tensor& running_variance, const BatchNormOptions& o, const Variable& residual,
-                         std::shared_ptr<const AcrossRanks> ranks) {
+                         std::shared_ptr<const GatherNumbers> ranks) {
   require(x.rank() >= 2, "sync_batch_norm: input ", x.shape(), " needs a channel axis and at least one more");
   const std::int64_t channels = x.size(-1);
   require(!residual.defined() || (residual.shape() == x.shape() && residual.dtype() == x.dtype()),
@@ -105,7 +90,9 @@ Variable sync_batch_norm(const Variable& x, const Variable& gamma, const Variabl
   Tensor y = Tensor::like(x.value());
   const auto C = static_cast<std::size_t>(channels);
   // With a momentum of 1 the running statistics become this rank's mean and unbiased variance.
-  Moments all{.mean = Numbers(C), .squares = Numbers(C)};
+  // Over all ranks: the number of rows, and for each channel the mean and the sum of squared distances from it
+  double all_rows = 0;
+  Numbers all_means(C), all_squares(C);
   {
     const Tensor& p = gamma.value();
     Tensor local_mean = Tensor::zeros(p.backend(), p.shape(), p.dtype()), mean = Tensor::like(p),
@@ -114,23 +101,30 @@ Variable sync_batch_norm(const Variable& x, const Variable& gamma, const Variabl
     Numbers mine{double(s.rows)};
     for (double v : local_mean.values()) mine.push_back(v);
     for (double v : variance.values()) mine.push_back(v * double(s.rows - 1));
-    const Numbers of_ranks = ranks->gather(mine);
-    for (std::size_t at = 0; at < of_ranks.size(); at += mine.size())
-      all.join(of_ranks[at], &of_ranks[at + 1], &of_ranks[at + 1 + C]);
+    const Numbers of_ranks = (*ranks)(mine);
+    for (std::size_t at = 0; at < of_ranks.size(); at += mine.size()) {  // in pairs (Chan et al. 1979)
+      const double n = of_ranks[at];
+      all_rows += n;
+      for (std::size_t c = 0; c < C && n > 0; c++) {
+        const double d = of_ranks[at + 1 + c] - all_means[c];
+        all_means[c] += d * n / all_rows;
+        all_squares[c] += of_ranks[at + 1 + C + c] + d * d * n * (all_rows - n) / all_rows;
+      }
+    }
   }
-  require(all.rows > 1, "sync_batch_norm: one value per channel on all ranks together (input ", x.shape(),
+  require(all_rows > 1, "sync_batch_norm: one value per channel on all ranks together (input ", x.shape(),
           ") has no variance: use a larger batch, or eval()");
 
   Numbers means = running_mean.values(), variances = running_variance.values(), inverses(C);
   for (std::size_t c = 0; c < C; c++) {
-    means[c] += o.momentum * (all.mean[c] - means[c]);
-    variances[c] += o.momentum * (all.squares[c] / (all.rows - 1) - variances[c]);
-    inverses[c] = 1 / std::sqrt(all.squares[c] / all.rows + o.epsilon);
+    means[c] += o.momentum * (all_means[c] - means[c]);
+    variances[c] += o.momentum * (all_squares[c] / (all_rows - 1) - variances[c]);
+    inverses[c] = 1 / std::sqrt(all_squares[c] / all_rows + o.epsilon);
   }
   running_mean.copy_from(tensor_of(running_mean, means));
   running_variance.copy_from(tensor_of(running_variance, variances));
 
-  const Tensor mean = tensor_of(gamma.value(), all.mean), inverse = tensor_of(gamma.value(), inverses);
+  const Tensor mean = tensor_of(gamma.value(), all_means), inverse = tensor_of(gamma.value(), inverses);
   Numbers scale = gamma.value().values(), stored = inverse.values();
   for (std::size_t c = 0; c < C; c++) scale[c] *= stored[c];
   scale_and_shift(s, x.value(), mean, scale, beta.value(), residual.defined() ? &residual.value() : nullptr, o.relu, y);
@@ -139,15 +133,15 @@ Variable sync_batch_norm(const Variable& x, const Variable& gamma, const Variabl
   const bool from_y = residual.defined() && o.relu;
   return record<SyncBatchNormNode>(y, {&x, &gamma, &beta, &residual},
                                    {x.value(), gamma.value(), beta.value(), mean, inverse, from_y ? y : Tensor()}, s,
-                                   residual.defined(), all.rows, std::move(ranks));
+                                   residual.defined(), all_rows, std::move(ranks));
 }
 
-void sync_batch_norm(Module& model, const std::shared_ptr<const AcrossRanks>& ranks) {
+void sync_batch_norm(Module& model, const std::shared_ptr<const GatherNumbers>& ranks) {
   if (auto* norm = dynamic_cast<BatchNorm2d*>(&model))
     norm->normalise_by([ranks](const Variable& x, const Variable& gamma, const Variable& beta, Tensor& mean,
                                Tensor& variance, const BatchNormOptions& options, const Variable& residual) {
-      return ranks->gather && !mode().alone ? sync_batch_norm(x, gamma, beta, mean, variance, options, residual, ranks)
-                                            : batch_norm(x, gamma, beta, mean, variance, options, residual);
+      return *ranks && !mode().alone ? sync_batch_norm(x, gamma, beta, mean, variance, options, residual, ranks)
+                                     : batch_norm(x, gamma, beta, mean, variance, options, residual);
     });
   for (auto& [name, child] : model.children()) sync_batch_norm(*child, ranks);
 }

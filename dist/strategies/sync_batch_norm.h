@@ -13,17 +13,15 @@
 
 namespace tandem {
 
-struct AcrossRanks {
-  // Returns every rank's `mine`, in the order of ranks. All ranks call it in the same order. Empty: each rank is alone.
-  std::function<std::vector<double>(const std::vector<double>& mine)> gather;
-};
+// Returns every rank's `mine`, in the order of ranks. All ranks call it in the same order. Empty: each rank is alone.
+using GatherNumbers = std::function<std::vector<double>(const std::vector<double>& mine)>;
 
 // The computation of batch_norm() in training, with statistics over all ranks.
 Variable sync_batch_norm(const Variable& x, const Variable& gamma, const Variable& beta, Tensor& running_mean,
                          Tensor& running_variance, const BatchNormOptions& options, const Variable& residual,
-                         std::shared_ptr<const AcrossRanks> ranks);
+                         std::shared_ptr<const GatherNumbers> ranks);
 
-// Used for every BatchNorm2d of the model from now on, while ranks->gather is set.
-void sync_batch_norm(Module& model, const std::shared_ptr<const AcrossRanks>& ranks);
+// Used for every BatchNorm2d of the model from now on, while *ranks is set.
+void sync_batch_norm(Module& model, const std::shared_ptr<const GatherNumbers>& ranks);
 
 }  // namespace tandem

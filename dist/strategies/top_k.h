@@ -17,6 +17,8 @@ namespace tandem {
 // The form in which a bucket of gradients is exchanged.
 class Compression {
  public:
+  // length: of the range whose rest is kept; 0: nothing is kept
+  explicit Compression(std::int64_t length = 0) : residual_(std::size_t(length)), pending_(std::size_t(length)) {}
   virtual ~Compression() = default;
   // Starts the exchange of this rank's gradients. All ranks call it.
   virtual Work begin(Communicator& over, const float* gradients) = 0;
@@ -24,19 +26,27 @@ class Compression {
   virtual void end(float* gradients) = 0;
   // Call after the step. What was not sent is kept for the next step. If the step was not made (a gradient was not
   // finite), this step's part is discarded and the earlier rest is kept.
-  virtual void finish_step(bool made) { (void)made; }
+  virtual void finish_step(bool made) {
+    if (made) residual_.swap(pending_);
+  }
+  const std::vector<float>& residual() const { return residual_; }
+
+ protected:
+  void add_residual(const float* gradients) {
+    for (std::size_t i = 0; i < pending_.size(); i++) pending_[i] = residual_[i] + gradients[i];
+  }
+  std::vector<float> residual_, pending_;  // after the last step; in this one: what is to be sent, then the rest
 };
 
 class TopK : public Compression {
  public:
   // For `length` gradients. share: the fraction that is sent, above 0 and up to 1; at least one element is sent.
-  TopK(double share, std::int64_t length)
-      : residual_(std::size_t(length)), pending_(std::size_t(length)), order_(std::size_t(length)) {
+  TopK(double share, std::int64_t length) : Compression(length), order_(std::size_t(length)) {
     require(share > 0 && share <= 1, "top-k: the share that travels must be above 0 and up to 1, not ", share);
     chosen_.resize(std::size_t(std::clamp<std::int64_t>(std::int64_t(std::ceil(share * double(length))), 1, length)));
   }
   Work begin(Communicator& over, const float* gradients) override {
-    for (std::size_t i = 0; i < pending_.size(); i++) pending_[i] = residual_[i] + gradients[i];
+    add_residual(gradients);
     // The bits of magnitudes have the same order as the magnitudes, with NaN above all. So non-finite values are chosen
     // first, and are detected.
     auto larger = [&](std::int32_t a, std::int32_t b) {
@@ -66,15 +76,10 @@ class TopK : public Compression {
       for (std::size_t j = 0; j < count; j++)
         gradients[std::size_t(sent_[at + j])] += std::bit_cast<float>(sent_[at + count + j]);
   }
-  void finish_step(bool made) override {
-    if (made) residual_.swap(pending_);
-  }
 
   std::int64_t k() const { return std::int64_t(chosen_.size()); }
-  const std::vector<float>& residual() const { return residual_; }
 
  private:
-  std::vector<float> residual_, pending_;            // after the last step, and after this one
   std::vector<std::int32_t> order_, chosen_, sent_;  // sent: for each rank k indices and, as bits, k values
 };
 
