@@ -11,15 +11,15 @@ while read -r room most; do
   is=$(lines "$room")
   [ "$is" -le "$most" ] || { echo "$room has $is lines of code, more than its ceiling of $most"; wrong=1; }
 done <<'END'
-core 7128
+core 7124
 autograd 3519
-layers 6925
+layers 6921
 datasets 2112
 cuda 2706
-dist 12640
+dist 12651
 examples 1134
 examples/course 1200
-tests 23222
+tests 23236
 END
 if clang-format --version 2>/dev/null | grep -q 'version 14\.'; then
   find core autograd layers datasets cuda dist examples tests -name '*.cpp' -o -name '*.h' -o -name '*.cu' |

@@ -29,7 +29,7 @@ Dumps::Dumps(const fs::path& path) : file_(path.string()) {
   for (auto& [dump, text] : file.metadata()) attributes_[dump] = Attributes::parse(text);
 }
 
-const Dumps& Dumps::of(const std::string& name) {
+const Dumps& Dumps::of(const char* name) {
   static std::map<std::string, Dumps> files;
   auto found = files.find(name);
   if (found == files.end())

@@ -31,7 +31,7 @@ using Attributes = nlohmann::json;  // of a case, by name: a["stride"]
 // a JSON object of its attributes. A name that is not there throws Error.
 class Dumps {
  public:
-  static const Dumps& of(const std::string& name);  // read once
+  static const Dumps& of(const char* name);  // read once
   bool has(const std::string& tensor) const { return tensors_.count(tensor) != 0; }
   const Dump& at(const std::string& tensor) const;
   const Attributes& attributes(const std::string& dump) const;

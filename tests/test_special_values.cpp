@@ -7,7 +7,7 @@ namespace tandem::test {
 namespace {
 
 const Dumps& dumps() { return Dumps::of("specials"); }
-const std::vector<double>& values(const std::string& name) { return dumps().at(name).values; }
+const std::vector<double>& values(std::string name) { return dumps().at(name).values; }
 
 // bf16 has 8 bits, and AVX-512's conversion takes its denormals for zero: it is compared where every number that goes
 // in is one that it holds well.
