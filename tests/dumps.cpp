@@ -33,7 +33,7 @@ const Dumps& Dumps::of(const char* name) {
   static std::map<std::string, Dumps> files;
   auto found = files.find(name);
   if (found == files.end())
-    found = files.emplace(name, Dumps(source("tests/reference/" + name + ".safetensors"))).first;
+    found = files.emplace(name, Dumps(source(std::string("tests/reference/") + name + ".safetensors"))).first;
   return found->second;
 }
 
