@@ -223,7 +223,8 @@ TEST(Rules, TheCorrectionOfHelocoIsWhatItTurns) {
     return rule->correction({.w = w.data(), .g = g.data(), .velocity = m.data(), .blocks = blocks.data()}, 128, {});
   };
   EXPECT_NEAR(corrected(1), 0.5 * std::sqrt(0.5), 1e-6);  // half of the first tensor's gradient
-  EXPECT_GT(corrected(0), 0.5);                           // one tensor, at a right angle to the momentum
+  // One tensor, at a right angle to the momentum: λ = 1/4, ĝ = (3g + m)/√10
+  EXPECT_NEAR(corrected(0), std::hypot(1 - 3 / std::sqrt(10), 1 / std::sqrt(10)), 1e-6);
 }
 
 TEST(Rules, WithoutCorrectionTheyAreTheirSimplerKin) {
