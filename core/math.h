@@ -77,7 +77,7 @@ TANDEM_HD inline double normal_distribution(double x) { return 0.5 * std::erfc(-
 // the same bits: otherwise the compiler chooses which product of a sum it fuses.
 template <class T>
 TANDEM_HD inline T fused(T a, T b, T c) {
-#if defined(__FMA__) || defined(__CUDA_ARCH__)
+#if defined(__FMA__) || defined(__ARM_FEATURE_FMA) || defined(__CUDA_ARCH__)
   return std::fma(a, b, c);
 #else
   return a * b + c;
