@@ -21,10 +21,10 @@ struct Result {
   double accuracy = 0, seconds = 0;
 };
 
-// One run from new weights, of at most `most` steps; `speaks`: with a line for each epoch, whose test is not on the
-// clock.
+// One run from new weights, of at most `most` steps. prints: a line for each epoch; the time of its test is not
+// counted.
 Result attempt(const RunConfig& o, std::uint64_t seed, Backend& backend, const Pictures& pictures, const Looks& looks,
-               std::int64_t most, bool speaks) {
+               std::int64_t most, bool prints) {
   Loader loader(pictures,
                 {.batch = o.batch,
                  .dtype = o.dtype,
@@ -58,7 +58,7 @@ Result attempt(const RunConfig& o, std::uint64_t seed, Backend& backend, const P
   whiten.leaf->value.copy_from(Tensor::of(backend, whiten.shape, whitening(pictures)));
   flat.count_writes(flat.all());
   Lookahead lookahead(flat);
-  const auto total = std::int64_t(std::ceil(0.99 * double(o.epochs * loader.batches_per_epoch())));  // 9.9 of 10
+  const auto total = std::int64_t(std::ceil(0.99 * double(o.epochs * loader.batches_per_epoch())));  // 9.9 of 10 epochs
   model.train();
   for (std::int64_t done = 0, epoch = 0; epoch < o.epochs && done < std::min(most, total); epoch++) {
     if (epoch == whitening_bias_epochs) optimizer.freeze(flat.parameter_range("whiten.bias"));
@@ -72,7 +72,7 @@ Result attempt(const RunConfig& o, std::uint64_t seed, Backend& backend, const P
       if (++done % 5 == 0) lookahead.pull(Lookahead::decay(double(done) / double(total)));
     }
     if (done == total) lookahead.pull(1);
-    if (!speaks) continue;
+    if (!prints) continue;
     pause("epoch " + std::to_string(epoch + 1));
     std::printf("epoch %lld  test accuracy %.2f %%  %.2f s of training\n", static_cast<long long>(epoch + 1),
                 100 * looks.accuracy(model, backend, 1), run.seconds);

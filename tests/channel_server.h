@@ -66,27 +66,27 @@ inline void serve_or_push(Channel& c, std::size_t count, int pushes) {
 // A rank that only listens: what it was told, in order.
 struct Listener {
   explicit Listener(Channel& c) : channel(c) {
-    Receiver hears;
-    hears.place = [](int, const MessageHeader&, std::size_t) { return std::nullopt; };
-    hears.arrived = [this](int from, const MessageHeader& header, std::span<std::byte>) {
+    Receiver receiver;
+    receiver.place = [](int, const MessageHeader&, std::size_t) { return std::nullopt; };
+    receiver.arrived = [this](int from, const MessageHeader& header, std::span<std::byte>) {
       require(!lost.count(from), "a message of rank ", from, " after its loss");
       headers[from].push_back(header[0]);
     };
-    hears.shared = [this](int from, const MessageHeader& header, std::span<std::byte> bytes) {
+    receiver.shared = [this](int from, const MessageHeader& header, std::span<std::byte> bytes) {
       headers[from].push_back(header[0]);
       shared = bytes;
     };
-    hears.lost = [this](int rank, const std::string& why) {
+    receiver.lost = [this](int rank, const std::string& why) {
       require(!channel.living()[rank], "rank ", rank, " is lost and lives");
       told += why + "; ";
       lost.insert(rank);
     };
-    hears.returned = [this](int rank, std::uint64_t incarnation) {
+    receiver.returned = [this](int rank, std::uint64_t incarnation) {
       require(channel.living()[rank], "rank ", rank, " is back and does not live");
       told += "rank " + std::to_string(rank) + " is back as " + std::to_string(incarnation) + "; ";
       lost.erase(rank);
     };
-    c.on_message(hears);
+    c.on_message(receiver);
   }
   template <class Done>
   void until(const Done& done, double seconds = 10) {

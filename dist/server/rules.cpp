@@ -335,7 +335,8 @@ class RuleOf final : public Rule {
   static constexpr bool sees = requires {
     &F::begin_tensor;
   };
-  template <class T>  // n: the length of the vector
+  // If a tensor begins with block b, computes what the formula needs of the whole tensor. n: the length of the vector.
+  template <class T>
   static void begin_block(Formula<T>& f, const RuleVectors<T>& x, std::int64_t b, std::int64_t n) {
     if (b > 0 && x.blocks[b / block].tensor == x.blocks[b / block - 1].tensor) return;
     std::int64_t end = b + block;

@@ -27,10 +27,9 @@ class AllReduce : public Replicas {
       : Replicas(std::move(communicator), name_of(options), true),
         options_(options),
         reducer_(*communicator_, options.deadline) {
-    const bool whole = options.top_k == 0 && options.power_sgd == 0;
-    require(whole ? options.wire == DType::f32 || options.wire == DType::bf16
-                  : options.wire == DType::f32 && (options.top_k == 0 || options.power_sgd == 0),
-            "all-reduce: gradients travel as f32 or bf16, and their largest elements and PowerSGD's products as f32");
+    const int compressions = int(options.wire != DType::f32) + int(options.top_k > 0) + int(options.power_sgd > 0);
+    require((options.wire == DType::f32 || options.wire == DType::bf16) && compressions <= 1,
+            "all-reduce: gradients are sent as f32, or in one of the forms bf16, top-k and PowerSGD");
   }
 
   ~AllReduce() override { *across_ = nullptr; }  // the model may outlive this object

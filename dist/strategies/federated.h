@@ -41,7 +41,7 @@ struct Federated {
 double normalised_steps(double steps, double momentum, bool nesterov = false);  // a_i of fednova
 // θ −= Δ without an optimizer. momentum: m = 0.9·m + Δ; θ −= γ·m. The others: m = β₁·m + (1 − β₁)Δ,
 // θ −= γ·m/(√v + τ), with v = β₂·v + (1 − β₂)Δ² (adam), v −= (1 − β₂)Δ²·sign(v − Δ²) (yogi), v += Δ² (adagrad, β₁ = 0);
-// β₁ = 0.9, β₂ = 0.99, τ = 0.001, and v = τ² at first. delta: Δ/factor.
+// β₁ = 0.9, β₂ = 0.99, τ = 0.001, and v = τ² at first. delta: Δ/factor. The kernel is in averages.kernel.cpp.
 void server_step(const Federated& how, Tensor& theta, Tensor& m, Tensor& v, const Tensor& delta, double factor = 1);
 constexpr double server_tau = 1e-3;
 

@@ -63,7 +63,8 @@ class GradientBuckets {
   Tensor narrow_;  // on a device: the gradients in bf16, if they are sent so
   FinalRanges final_;
   std::vector<Bucket> buckets_;
-  // In which the buckets are sent; until the ranks agree: those that the first backward has finished, in its order
+  // The order in which buckets are sent. Until the ranks agree on one: the buckets that the first backward has
+  // finished.
   std::vector<std::int32_t> order_;
   bool ordered_ = false, armed_ = true;
   std::size_t next_ = 0;

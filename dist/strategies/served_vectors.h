@@ -39,7 +39,7 @@ class ServedVectors {
   // Calls the node's begin() with the current values. blocks: one per 64 elements of the parameters.
   // velocity: to resume training; undefined: zeros.
   void begin(ServerOptions options, WorkLeases leases, const std::vector<RuleBlock>& blocks, Tensor velocity);
-  void step_begins();                           // a backward without it sends nothing before combine()
+  void step_begins();                           // without this call nothing is sent before combine()
   void ready(const ParameterRange& parameter);  // its gradient is final
   // After backward: sums `step` and the gradients over the machine. This rank's part of the gradients is converted to
   // the pushed form (clipped by the norm of the whole, with weight decay); on a machine the other parts are undefined.

@@ -89,11 +89,11 @@ Variable sync_batch_norm(const Variable& x, const Variable& gamma, const Variabl
       .rows = x.value().numel() / channels, .channels = channels, .epsilon = o.epsilon, .momentum = 1, .relu = false};
   Tensor y = Tensor::like(x.value());
   const auto C = static_cast<std::size_t>(channels);
-  // With a momentum of 1 the running statistics become this rank's mean and unbiased variance.
   // Over all ranks: the number of rows, and for each channel the mean and the sum of squared distances from it
   double all_rows = 0;
   Numbers all_means(C), all_squares(C);
   {
+    // With a momentum of 1 the running statistics become this rank's mean and unbiased variance.
     const Tensor& p = gamma.value();
     Tensor local_mean = Tensor::zeros(p.backend(), p.shape(), p.dtype()), mean = Tensor::like(p),
            variance = Tensor::zeros(p.backend(), p.shape(), p.dtype()), inverse = Tensor::like(p);

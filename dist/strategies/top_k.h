@@ -17,7 +17,7 @@ namespace tandem {
 // The form in which a bucket of gradients is exchanged.
 class Compression {
  public:
-  // length: of the range whose rest is kept; 0: nothing is kept
+  // length: the number of gradients whose unsent rest is kept for the next step; 0: no rest is kept.
   explicit Compression(std::int64_t length = 0) : residual_(std::size_t(length)), pending_(std::size_t(length)) {}
   virtual ~Compression() = default;
   // Starts the exchange of this rank's gradients. All ranks call it.
@@ -35,7 +35,8 @@ class Compression {
   void add_residual(const float* gradients) {
     for (std::size_t i = 0; i < pending_.size(); i++) pending_[i] = residual_[i] + gradients[i];
   }
-  std::vector<float> residual_, pending_;  // after the last step; in this one: what is to be sent, then the rest
+  std::vector<float> residual_;  // the rest of the last step
+  std::vector<float> pending_;   // of this step: what is to be sent, and after that the rest
 };
 
 class TopK : public Compression {

@@ -15,7 +15,7 @@ namespace {
 constexpr int float_type = 1, int64_type = 7;  // TensorProto.DataType
 constexpr int attribute_float = 1, attribute_int = 2, attribute_ints = 7;
 using Ints = std::vector<std::int64_t>;
-using Attributes = std::vector<std::pair<const char*, std::variant<std::int64_t, Ints, float>>>;
+using NodeAttributes = std::vector<std::pair<const char*, std::variant<std::int64_t, Ints, float>>>;
 
 // A value of the graph. Pictures are [N, C, H, W] there and [N, H, W, C] here: `channels_first` is the layout
 // of a value. A Transpose is inserted where the other layout is needed; between convolutions none is.
@@ -108,7 +108,7 @@ class Exporter {
   std::string unique(const std::string& base) { return base + "_" + std::to_string(count_++); }
 
   // Returns the name of the node's output.
-  std::string make(const std::string& op, const std::vector<std::string>& inputs, const Attributes& attributes = {},
+  std::string make(const std::string& op, const std::vector<std::string>& inputs, const NodeAttributes& attributes = {},
                    std::string output = "") {
     if (output.empty()) output = unique(at_->op);
     auto* n = graph_->add_node();
@@ -201,19 +201,19 @@ class Exporter {
 
   // "Conv", "Gemm": x, the weight and, where there is one, the bias.
   std::string with_weights(const char* op, const Operation& o, const std::string& x, bool filter,
-                           const Attributes& attributes) {
+                           const NodeAttributes& attributes) {
     std::vector<std::string> inputs{x, weight(o.inputs.at(1), filter)};
     if (o.inputs.size() > 2) inputs.push_back(weight(o.inputs[2]));
     return relu_if_asked(make(op, inputs, attributes));
   }
-  Attributes window() const {
+  NodeAttributes window() const {
     const Ints pad = pair("padding");
     return {
         {"kernel_shape", pair("window")}, {"strides", pair("stride")}, {"pads", Ints{pad[0], pad[1], pad[0], pad[1]}}};
   }
 
   Value convolution(const Operation& o) {
-    Attributes how = window();
+    NodeAttributes how = window();
     how.emplace_back("dilations", pair("dilation"));
     how.emplace_back("group", std::int64_t(o.attribute("groups")));
     return {with_weights("Conv", o, picture(o.inputs.at(0)).name, true, how), true};
@@ -243,7 +243,7 @@ class Exporter {
     if (o.output.rank() == 2)  // global: [N, C, 1, 1], then [N, C]
       return {make("Flatten", {make("GlobalAveragePool", {from})}, {{"axis", 1}})};
     const bool largest = o.op == "max_pool2d";
-    Attributes how = window();
+    NodeAttributes how = window();
     if (!largest) how.emplace_back("count_include_pad", 0);
     return {relu_if_asked(make(largest ? "MaxPool" : "AveragePool", {from}, how)), true};
   }

@@ -35,6 +35,7 @@ struct Elements {
   }
 };
 
+// Throws Error unless the range consists of whole blocks of 64 elements.
 inline void require_blocks(const Optimizer& optimizer, Range range) {
   require(range.begin % FlatParameters::alignment == 0 && range.length() % FlatParameters::alignment == 0,
           optimizer.name(), ": the range [", range.begin, ", ", range.end, ") does not lie on multiples of 64");

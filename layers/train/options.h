@@ -41,7 +41,8 @@ std::unique_ptr<Optimizer> make_optimizer(const RunConfig& options);
 // cannot be read, 1 for a failed run, 128 + the signal that stopped the training (130 after Ctrl-C, 143 after SIGTERM).
 int run_program(int argc, char** argv, const std::function<void()>& body);
 
-// --help prints and exits with 0. Throws UsageError. Words that belong to no option go to `words`, or are refused.
+// Sets the options that were given, and returns them. --help prints and exits with 0. Throws UsageError. Words that
+// belong to no option go to `words`, or are refused.
 GivenOptions parse_command_line(int argc, char** argv, const std::string& description,
                                 const std::vector<OptionSpec>& specs, std::vector<std::string>* words = nullptr);
 

@@ -23,7 +23,8 @@ struct ImportExportFiles {  // empty: none
   std::string tensorboard = {};  // a folder
 };
 
-using GivenOptions = std::map<std::string, std::string>;  // the first value of each, by its name
+// The options on a command line: the first value of each, by the option's name.
+using GivenOptions = std::map<std::string, std::string>;
 
 // fit() reads the fields marked with *. Programs make the data, the model, the optimizer and the backend, which they
 // pass to fit(), from the others.
@@ -95,7 +96,7 @@ struct RunConfig {
   std::vector<std::shared_ptr<Callback>> callbacks = {};  // of the program (layers/train/callback.h)
   Settings settings = {};                                 // of the program, stored in checkpoints besides the options
 
-  GivenOptions given = {};                 // on the command line
+  GivenOptions given = {};
   std::vector<std::string> accepted = {};  // the names of the options that the program has
 };
 

@@ -6,7 +6,7 @@ namespace tandem {
 
 StepGraph::StepGraph(Backend& backend, bool waits, Parts parts, const std::string& why_not)
     : backend_(backend), parts_(std::move(parts)), never_(!backend.records()) {
-  if (!waits && parts_.update && !never_) {  // one recording
+  if (!waits && parts_.update && !never_) {  // nothing waits: all parts are one recording
     parts_.backward = [whole = parts_] {
       whole.backward();
       if (whole.exchange) whole.exchange();
