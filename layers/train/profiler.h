@@ -11,9 +11,9 @@ namespace tandem {
 
 struct ProfilerOptions {
   bool summary = false;  // the table of modules, before the first step
-  std::string dot;       // file for a picture of the first step's tape
+  std::string dot{};     // file for a picture of the first step's tape
   bool profile = false;  // a table of operations, over the profiled steps
-  std::string trace;     // file for Chrome's trace viewer: those steps, and the first evaluation, of all ranks
+  std::string trace{};   // file for Chrome's trace viewer: those steps, and the first evaluation, of all ranks
   bool memory = false;   // the use of memory, at the last of those steps
   // The profiled steps: `steps` of them after `warm_up`, when kernels are chosen and memory use is constant; fewer in a
   // short run.
