@@ -57,7 +57,7 @@ void MemoryPlan::begin() {
   timed_ = !backend_.recording() && (!settled || tracing() || !backend_.asynchronous());
   if (mover_) mover_->timed(timed_);
   outside_ = std::max(outside_, backend_.memory().peak_since_mark());
-  before_event_ = others_live();
+  before_event_ = began_with_ = others_live();
   requests_ = memory_requests();
   outer_ = std::exchange(mode().watcher, this);
   began_ = now();
@@ -345,16 +345,18 @@ std::size_t MemoryPlan::room() const {
 // After the first steps: throws UsageError if the budget is too small.
 void MemoryPlan::check_budget(bool first) {
   if (accepted_) return;
-  const std::size_t data = backend_.memory().statistics().peak_of_data,
-                    least = std::max(outside_, smallest_budget(record_, means()));
-  enough_ = std::max(enough_, least);
+  const std::size_t data = backend_.memory().statistics().peak_of_data, step = smallest_budget(record_, means()),
+                    least = std::max(outside_, step);
+  most_before_ = std::max(most_before_, began_with_);
+  most_in_ = std::max(most_in_, step - std::min(step, began_with_));
+  const std::size_t enough = std::max(outside_, most_before_ + most_in_);
   if (!first) least_ = std::max(least_, least);
   accepted_ = steps_ >= 2 * options_.batches;
   if (accepted_ && least_ + data > options_.budget)
     refuse("the memory budget of ", readable_bytes(double(options_.budget)),
            " is too small for this step: the smallest that would do is ",
-           readable_bytes(1.005 * double(enough_ + data)),  // never rounded below it
-           " (", enough_ + data, " bytes)", broken_.empty() ? "" : "; nothing can be swapped: " + broken_);
+           readable_bytes(1.005 * double(enough + data)),  // never rounded below it
+           " (", enough + data, " bytes)", broken_.empty() ? "" : "; nothing can be swapped: " + broken_);
 }
 
 // A plan is settled when steps take the time that it predicts, and no earlier choice was faster. If a settled plan's
