@@ -22,6 +22,7 @@ PREFIX    ?= /usr/local#     where `make install` puts things (below DESTDIR)
 SANITIZE  ?=#                address,undefined or thread; each has a build folder of its own
 DEBUG     ?=#                1: no optimisation, debug symbols, in build-debug/
 V         ?=#                1: whole command lines
+UNITED    ?=#                1: one compilation for a folder of plain sources; a first build takes less time, a change more
 CUDA_HOME ?= /usr/local/cuda
 CUDA_ARCH ?= 80 90#          compute capabilities; the last one also as PTX, which later devices can run
 WERROR    ?= $(if $(filter true 1,$(CI)),1)# warnings are errors; so they are in CI
@@ -79,6 +80,12 @@ common := $(wildcard $(addsuffix /*.cpp,core core/reference core/files core/trac
           $(filter-out $(network) dist/job/none.cpp dist/job/tandem-run.cpp,$(wildcard dist/*/*.cpp))
 
 sources  := $(sort $(filter-out $(pairs),$(common)) $(chosen))
+# What arranges, parses and prints is no faster for -O3 (its kernels excepted, whose rule comes first), only slower to build.
+light := $(if $(filter -O3,$(FLAGS)),-O1)
+plumbing := $(filter-out %.kernel.cpp datasets/loader.cpp datasets/image.cpp,$(wildcard core/*.cpp datasets/*.cpp))
+quick := $(filter-out dist/collectives/algorithms.cpp dist/collectives/node.cpp dist/server/shard_server.cpp dist/server/rules.cpp dist/server/shard_service.cpp dist/server/shard.cpp dist/server/worker.cpp,$(wildcard dist/*/*.cpp))# but for where numbers are added up
+united := $(if $(UNITED),$(filter-out $(pairs) %.kernel.cpp core/process_start.cpp,$(filter autograd/% core/files/% layers/% $(plumbing) $(quick),$(sources))))
+folders := $(sort $(dir $(united)))
 # cuDNN plans for GPUs that are not here (since 9.8) and so without CUDA, too.
 plans := $(if $(or $(CUDA_EMPTY),$(filter-out nvcc,$(CUDA_MISSING)),$(filter $(foreach n,0 1 2 3 4 5 6 7,9.$n.%),$(CUDNN_VERSION))),,$\
            $(BUILD)/cuda_plans)
@@ -94,7 +101,7 @@ gpu_check := $(wildcard tests/gpu/*.cpp) tests/dumps.cpp tests/op_table.cpp# wha
 CHECKS   ?= $(sort $(wildcard tests/check_*.sh))
 
 protos   := $(if $(PROTOBUF_ON),$(basename $(wildcard layers/export/*.proto)))
-objects  := $(addprefix $(OBJ)/,$(addsuffix .o,$(basename $(sources)))) $(OBJ)/build_info.o $(protos:%=$(OBJ)/%.pb.o)
+objects  := $(addprefix $(OBJ)/,$(addsuffix .o,$(basename $(filter-out $(united),$(sources)))) $(folders:=united.o)) $(OBJ)/build_info.o $(protos:%=$(OBJ)/%.pb.o)
 launcher := $(if $(UCX_ON),$(BUILD)/tandem-run)
 programs := $(addprefix $(BUILD)/,$(basename $(notdir $(examples)))) $(launcher)
 bench_programs := $(benches:tests/bench/%.cpp=$(BUILD)/bench_%)
@@ -126,13 +133,11 @@ ifneq ($(compiling),)
   $(call stamp,$(BUILD)/kernel.flags,$(CXX_NAME) $(CUDA_VERSION) $(kernel))
   $(call stamp,$(BUILD)/link.flags,$(CXX_NAME) $(LDFLAGS) $(LIBS) $(LDLIBS) $(objects))
   $(shell mkdir -p $(sort $(dir $(every_object))) $(OBJ)/examples/course)
+  $(foreach f,$(folders),$(call stamp,$(OBJ)/$funited.cpp,$(call join_by,$(foreach s,$(united),$(if $(filter $f,$(dir $s)),$(hash)include<$s>)),$(newline))))
 endif
 
-# What arranges, parses and prints is no faster for -O3 (its kernels excepted, whose rule comes first), only slower to build.
-light := $(if $(filter -O3,$(FLAGS)),-O1)
-plumbing := $(filter-out %.kernel.cpp datasets/loader.cpp datasets/image.cpp,$(wildcard core/*.cpp datasets/*.cpp))
-quick := $(filter-out dist/collectives/algorithms.cpp dist/collectives/node.cpp dist/server/shard_server.cpp dist/server/rules.cpp dist/server/shard_service.cpp dist/server/shard.cpp dist/server/worker.cpp,$(wildcard dist/*/*.cpp))# but for where numbers are added up
-$(OBJ)/layers/%.o $(OBJ)/examples/%.o $(OBJ)/tests/%.o $(patsubst %.cpp,$(OBJ)/%.o,$(plumbing) $(quick)): compile += $(light)
+$(OBJ)/layers/%.o $(OBJ)/examples/%.o $(OBJ)/tests/%.o $(patsubst %.cpp,$(OBJ)/%.o,$(plumbing) $(quick)) \
+$(addprefix $(OBJ)/,$(addsuffix united.o,$(filter-out autograd/ core/files/,$(folders)))): compile += $(light)
 # An example with an operation of its own is device code, too.
 $(patsubst %.cpp,$(OBJ)/%.o,$(if $(CUDA_ON),$(shell grep -l '"autograd/elementwise.h"' examples/*.cpp))): compile = $(kernel)
 
@@ -149,6 +154,8 @@ $(OBJ)/datasets/image.o: compile += $(if $(findstring undefined,$(SANITIZE)),-fn
 # Runs before a sanitizer has begun.
 $(OBJ)/core/process_start.o: compile = $(CXX) $(strip $(filter-out -fsanitize=%,$(FLAGS))) -I.
 $(OBJ)/%.o: %.cpp $(BUILD)/compile.flags | $(parsed)
+	$(call say,$(notdir $(firstword $(compile))) $<)$(compile) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
+$(folders:%=$(OBJ)/%united.o): %.o: %.cpp $(BUILD)/compile.flags | $(parsed)
 	$(call say,$(notdir $(firstword $(compile))) $<)$(compile) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
 $(OBJ)/build_info.o: $(BUILD)/build_info.cpp $(BUILD)/compile.flags | $(parsed)
 	$(call say,$(CXX) $<)$(compile) -MMD -MP -c $< -o $@

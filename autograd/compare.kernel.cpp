@@ -43,8 +43,8 @@ Tensor eq(const Variable& a, const Variable& b) { return compared<std::equal_to<
 Tensor ne(const Variable& a, const Variable& b) { return compared<std::not_equal_to<>>("ne", a, b); }
 Tensor lt(const Variable& a, const Variable& b) { return compared<std::less<>>("lt", a, b); }
 Tensor le(const Variable& a, const Variable& b) { return compared<std::less_equal<>>("le", a, b); }
-Tensor gt(const Variable& a, const Variable& b) { return compared<std::greater<>>("gt", a, b); }
-Tensor ge(const Variable& a, const Variable& b) { return compared<std::greater_equal<>>("ge", a, b); }
+Tensor gt(const Variable& a, const Variable& b) { return compared<std::less<>>("gt", b, a); }
+Tensor ge(const Variable& a, const Variable& b) { return compared<std::less_equal<>>("ge", b, a); }
 
 Variable where(const Tensor& mask, const Variable& a, const Variable& b) {
   require(mask.dtype() == DType::u8, "where: the mask has to be u8, as a comparison makes it, not ",

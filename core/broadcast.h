@@ -105,7 +105,7 @@ void along_rows(Backend& backend, std::int64_t n, const Loops& loops, const Body
 // Calls body(i, p, q) for every element: i is its position in y, p in a and q in b.
 template <class Body>
 void launch_broadcast(Backend& backend, std::int64_t n, const Loops& loops, const Body& body) {
-  if (backend.on_device()) return launch(backend, n, EachElement<Body>{loops, body});
+  if (backend.on_device()) return launch_on_device(backend, n, EachElement<Body>{loops, body});
   const bool a = loops.a[loops.count - 1], b = loops.b[loops.count - 1];
   if (a && b)
     along_rows<1, 1>(backend, n, loops, body);

@@ -43,11 +43,17 @@ inline void require_host([[maybe_unused]] const Backend& backend) {
 }
 
 template <class F>
-void launch(Backend& backend, std::int64_t n, const F& f) {
+void launch_on_device([[maybe_unused]] Backend& backend, [[maybe_unused]] std::int64_t n, [[maybe_unused]] const F& f) {
 #if defined(__CUDACC__)
-  if (backend.on_device()) return on_device(f, [&](const auto& g) { device_launch(backend.stream(), n, g); });
-#endif
+  on_device(f, [&](const auto& g) { device_launch(backend.stream(), n, g); });
+#else
   require_host(backend);
+#endif
+}
+
+template <class F>
+void launch(Backend& backend, std::int64_t n, const F& f) {
+  if (backend.on_device()) return launch_on_device(backend, n, f);
   parallel_ranges(n >= parallel_grain ? backend.threads() : 1, n, 64, [&](std::int64_t begin, std::int64_t end) {
     const F g = f;  // a private copy: the compiler then knows that no store changes its pointers
 #pragma omp simd

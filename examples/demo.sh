@@ -27,7 +27,7 @@ fi
 # ---- 2. Build --------------------------------------------------------------------------------------------------------
 say "Building"
 seconds=$SECONDS
-make --no-print-directory "$BUILD/fashion_mnist" launcher
+make --no-print-directory UNITED=1 "$BUILD/fashion_mnist" launcher
 echo "Built in $((SECONDS - seconds)) s"
 
 # ---- 3. Data ---------------------------------------------------------------------------------------------------------

@@ -12,7 +12,6 @@
 namespace tandem {
 namespace {
 
-using Kind = Federated::Kind;
 using Server = Federated::Server;
 constexpr const char* methods[] = {"fedavg", "fedprox", "scaffold", "fednova"};
 constexpr const char* servers[] = {"none", "momentum", "adam", "yogi", "adagrad"};
@@ -38,7 +37,7 @@ class FederatedRounds : public RoundMethod {
     if (how_.server != Server::none) add(m_, 0);
     if (how_.server > Server::momentum) add(v_, server_tau * server_tau);
     for (Tensor* t : {&control_, &own_control_, &change_})
-      if (how_.kind == Kind::scaffold) add(*t, 0);
+      if (how_.kind == Federated::Kind::scaffold) add(*t, 0);
   }
   void release() override { theta_ = m_ = v_ = control_ = own_control_ = change_ = {}; }
   void equal(const Tensor& x) override { theta_.copy_from(x); }
@@ -47,17 +46,18 @@ class FederatedRounds : public RoundMethod {
     if (control_.defined() && plan.resumed && !std::exchange(resumed_, true)) own_control_.copy_from(control_);
   }
   void before_update(const Tensor& x, Tensor& gradients) override {
-    if (how_.kind == Kind::fedprox) add_scaled(gradients, x, how_.mu, theta_);
+    if (how_.kind == Federated::Kind::fedprox) add_scaled(gradients, x, how_.mu, theta_);
   }
   void after_update(Tensor& x, double rate) override {
-    if (how_.kind == Kind::scaffold) add_scaled(x, control_, -rate, own_control_);
+    if (how_.kind == Federated::Kind::scaffold) add_scaled(x, control_, -rate, own_control_);
     rates_ += rate;
   }
 
   // Under scaffold a second sum follows, of the changes of c_i.
   Turn end(const Moment&) override {
-    controls_ = how_.kind == Kind::scaffold && std::exchange(merged_, false);
-    return {.sends = true, .waits = true, .merges = true, .again = how_.kind == Kind::scaffold && !controls_};
+    controls_ = how_.kind == Federated::Kind::scaffold && std::exchange(merged_, false);
+    return {
+        .sends = true, .waits = true, .merges = true, .again = how_.kind == Federated::Kind::scaffold && !controls_};
   }
   Turn next(const Moment&) override { return {}; }
   void send(Exchanged& e) override {
@@ -77,9 +77,9 @@ class FederatedRounds : public RoundMethod {
   void merge(Exchanged& e) override {
     merged_ = !controls_;
     if (controls_) return add_scaled(control_, e.sum, 1.0 / own_->options().workers);
-    double steps = how_.kind == Kind::fednova ? 0 : 1;
+    double steps = how_.kind == Federated::Kind::fednova ? 0 : 1;
     for (int i : own_->taking_part())
-      if (how_.kind == Kind::fednova) steps += own_->weight(i) * steps_weight(i);
+      if (how_.kind == Federated::Kind::fednova) steps += own_->weight(i) * steps_weight(i);
     server_step(how_, theta_, m_, v_, e.sum, steps);
     e.x.copy_from(theta_);
   }
@@ -92,7 +92,7 @@ class FederatedRounds : public RoundMethod {
 
  private:
   double steps_weight(int worker) const {  // a_i of fednova
-    if (how_.kind != Kind::fednova) return 1;
+    if (how_.kind != Federated::Kind::fednova) return 1;
     return normalised_steps(double(own_->steps(worker)), sgd_.momentum, sgd_.nesterov);
   }
 
@@ -120,14 +120,14 @@ std::vector<SpecField> Federated::fields() {
                                 number_field("sample", sample, above_zero, 1),
                                 {"server", "none, momentum, adam, yogi or adagrad", chosen, servers[int(server)]},
                                 number_field("rate", rate, 0, 1e6)};
-  if (kind == Kind::fedprox) fields.push_back(number_field("mu", mu, 0, 1e6));
+  if (kind == Federated::Kind::fedprox) fields.push_back(number_field("mu", mu, 0, 1e6));
   return fields;
 }
 
 std::optional<Federated> Federated::parse(const std::string& text) {
   const auto known = std::find(std::begin(methods), std::end(methods), spec_name(text));
   if (known == std::end(methods)) return {};
-  Federated how{.kind = Kind(known - std::begin(methods)), .text = text};
+  Federated how{.kind = Federated::Kind(known - std::begin(methods)), .text = text};
   read_spec(text, how.fields());
   if (how.rate > 0 && how.server == Server::none)
     refuse(text, ": rate is of a server optimizer: name one with server=");

@@ -12,17 +12,17 @@
 namespace tandem {
 namespace {
 
-constexpr const char* version = "1";
+constexpr const char* format_version = "1";
 constexpr const char* setting = "setting ";
 const std::string of_strategy = "strategy/";
 
 // A tensor of the file, and this rank's part of it.
-struct Part {
+struct Entry {
   Tensor tensor;
   Slice slice;
   Shape whole;
 };
-using Named = std::map<std::string, Part>;
+using Named = std::map<std::string, Entry>;
 
 void add_segments(Named& all, const std::string& prefix, const FlatParameters& flat, const Tensor& vector) {
   for (const ParameterRange& s : flat.parameter_ranges())
@@ -36,7 +36,7 @@ void add_vectors(Named& all, const std::string& prefix, const FlatParameters& fl
     all[prefix + s.name] = {buffers.range(s.begin, {s.length}), {}, {s.length}};
 }
 
-void read(const SafetensorsFile& file, const std::string& name, Part& into) {
+void read(const SafetensorsFile& file, const std::string& name, Entry& into) {
   file.read_part(name, into.slice.offset(into.whole), into.tensor);
 }
 
@@ -97,8 +97,8 @@ class Opened {
     if (!m.count("format") || m.at("format") != checkpoint_format)
       refuse(path, ": is a safetensors file, but not a checkpoint of a training run (weights of PyTorch are read by ",
              "--import-torch)");
-    if (text("version") != version)
-      refuse(path, ": is a checkpoint of version ", text("version"), ", this program reads version ", version);
+    if (text("version") != format_version)
+      refuse(path, ": is a checkpoint of version ", text("version"), ", this program reads version ", format_version);
     const std::string now = checksum(m, file.tensors(), [&](const std::string& n) { return file.bytes(n); });
     if (text("checksum") != now)
       refuse(path, ": is damaged (its checksum is ", text("checksum"), ", its contents give ", now,
@@ -165,7 +165,7 @@ class Opened {
 static std::map<std::string, std::string> metadata_of(const Training& training, const RunPosition& at,
                                                       const Settings& settings) {
   std::map<std::string, std::string> m{{"format", checkpoint_format},
-                                       {"version", version},
+                                       {"version", format_version},
                                        {"layout", hex(training.flat.layout_hash(OwnerClass::replicated))},
                                        {"optimizer", training.optimizer.name()}};
   auto put = [&](const char* key, const auto& number) {
