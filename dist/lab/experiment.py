@@ -48,21 +48,18 @@ def require(good, why):
 
 
 def simulate(*words):
-    """The line of JSON that build/simulate prints."""
+    """What build/simulate prints as JSON; "why": why it refuses (empty: it does not)."""
     require(SIMULATE.exists(), f"{SIMULATE}: is not there: make builds it")
     run = subprocess.run([SIMULATE, "--json", *map(str, words)], capture_output=True, text=True)
-    why = run.stderr.strip().removeprefix("simulate: ")
-    require(run.returncode == 0, why or f"{SIMULATE} ended with {run.returncode}")
-    return json.loads(run.stdout)
+    if run.returncode:
+        return {"why": run.stderr.strip().removeprefix("simulate: ") or f"{SIMULATE} ended with {run.returncode}"}
+    return json.loads(run.stdout) | {"why": ""}
 
 
 @functools.cache
 def dry_run(strategy, workers, dtype="f32"):
-    """"momentum": whether a strategy's rule keeps one; "why": why the simulator refuses it (empty: it does not)."""
-    try:
-        return simulate("--dry-run", "--strategy", strategy, "--workers", workers, "--dtype", dtype) | {"why": ""}
-    except Refused as e:
-        return {"why": str(e)}
+    """Also "momentum": whether the strategy's rule keeps one."""
+    return simulate("--dry-run", "--strategy", strategy, "--workers", workers, "--dtype", dtype)
 
 
 class Strategy:
@@ -190,9 +187,10 @@ class Plan:
             "latency": cluster["latency"] * 1e3, "bandwidth": cluster["bandwidth"] * 8 / 1e9}
         words = [word for name, value in options.items() if value != "" for word in ("--" + name, value)]
         outcome = simulate(*words, *["--augment"] * self.augment)
+        require(not outcome["why"], outcome["why"])
         part = self.data_set == "fashion-mnist" and outcome["data"].startswith("6000 + 1000 ")
         require(not part, "all of Fashion-MNIST is needed, not a part: run datasets/get-data.sh fashion-mnist")
-        return trial._asdict() | {k: v for k, v in outcome.items() if k not in ("settings", *Trial._fields)}
+        return trial._asdict() | {k: v for k, v in outcome.items() if k not in ("why", "settings", *Trial._fields)}
 
 
 def exact(value):
@@ -209,9 +207,14 @@ class Results(dict):
     """{trial: outcome} of the lines of PLAN.jsonl. What is behind the last line feed was cut off, and holds no run."""
 
     def __init__(self, plan):
-        self.plan, self.path, self.header = plan, plan.path.with_suffix(".jsonl"), {}
-        text = self.path.read_text() if self.path.exists() else ""
-        for at, line in enumerate(text.splitlines()[:max(1, text.count("\n"))], 1):
+        self.plan, self.path = plan, plan.path.with_suffix(".jsonl")
+        self.read()
+
+    def read(self):
+        self.clear()
+        self.header, text = {}, self.path.read_text() if self.path.exists() else ""
+        require(not text or "\n" in text, f"{self.path}:1: was cut off: remove the file")
+        for at, line in enumerate(text.split("\n")[:-1], 1):
             try:
                 self.add(json.loads(line))
             except (KeyError, TypeError, ValueError) as e:
@@ -240,6 +243,7 @@ class Results(dict):
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise Refused(f"{self.path}: another process writes its results there: wait until it has ended")
+            self.read()
             file.truncate(self.path.read_bytes().rfind(b"\n") + 1)
             while True:
                 missing = dict.fromkeys(t for cell in self.plan.cells for t in Search(self.plan, self, cell).missing)
@@ -335,9 +339,10 @@ class Search:
         final = [self.chosen._replace(seed=k) for k in range(1, plan.seeds + 1)]
         self.missing = [t for t in final if t not in self.results]
         self.runs = {t.seed: measured(self.results[t], plan.target) for t in final if t in self.results}
-        settings = [("η", self.chosen.rate), *[("μ", self.chosen.momentum)] * strategy.momentum,
+        settings = [("η", self.chosen.rate), ("μ", self.chosen.momentum),
                     *zip((name for name, _ in strategy.constants), strategy.values(best[2:]))]
-        self.chosen_text = ", ".join(f"{name} {value:.3g}" for name, value in settings)  # "η 0.064, μ 0.9, R 4"
+        self.chosen_text = ", ".join(  # "η 0.064, μ 0.9, R 4"
+            f"{name} {value:.3g}" for name, value in settings if name != "μ" or strategy.momentum)
 
 
 def time_to(target, outcome):
@@ -481,27 +486,28 @@ def contradiction(results, trial, again):
     """What of a row that was run again contradicts the results; empty: nothing. PLAN.md says what may differ."""
     was = results[trial]
     bits = was["made_by"] == again["made_by"] and "-dirty" not in was["made_by"]
-    cpu, cpu_again = (re.sub(r"^[^,]*(, git [^,]*)?", "", made_by) for made_by in (was["made_by"], again["made_by"]))
-    seeds = [o["accuracy"] for t, o in results.items() if t != trial and t._replace(seed=trial.seed) == trial
-             and not o["diverged"]] + [again["accuracy"]] * (not again["diverged"])
-    most = max(0.01 if cpu == cpu_again else 0.03, 3 * statistics.stdev(seeds) if len(seeds) > 1 else 0)
-    fields = "diverged accuracy evaluations delays participation dropped refused gap correction".split()
-    differ = [name for name in fields if bits and was[name] != again[name]]
+    cpus = [re.sub(r"^[^,]*(, git [^,]*)?", "", outcome["made_by"]) for outcome in (was, again)]
+    seeds = [o["accuracy"] for t, o in [*results.items(), (trial._replace(seed=0), again)]
+             if t != trial and t._replace(seed=trial.seed) == trial and not o["diverged"]]
+    most = max(0.01 if cpus[0] == cpus[1] else 0.03, 3 * statistics.stdev(seeds) if len(seeds) > 1 else 0)
+    ended = not was["diverged"] and not again["diverged"]
+    whole = ended and len(was["evaluations"]) == len(again["evaluations"])  # else other pushes were made
+    differ = {
+        "end": cpus[0] == cpus[1] and was["diverged"] != again["diverged"],
+        "accuracy": ended and abs(was["accuracy"] - again["accuracy"]) > most,
+        "delays": whole and was["delays"] != again["delays"],
+        "participation": whole and not math.isclose(was["participation"], again["participation"], rel_tol=1e-6)}
     for at, (one, two) in enumerate(zip(was["evaluations"], again["evaluations"]), 1):
-        times = all(math.isclose(one[i], two[i], rel_tol=1e-6) for i in (0, 1))
-        if not times or (cpu == cpu_again and abs(one[2] - two[2]) > most):
-            differ.append(f"evaluation {at} ({one[1]:.7g} s, {one[2]:.7g}; now {two[1]:.7g} s, {two[2]:.7g})")
-    if was["diverged"] != again["diverged"]:
-        differ += ["divergence"] * (cpu == cpu_again)
-    elif not was["diverged"]:
-        differ += ["accuracy"] * (abs(was["accuracy"] - again["accuracy"]) > most)
-        pushes = was["delays"] == again["delays"] and math.isclose(was["participation"], again["participation"],
-                                                                   rel_tol=1e-6)
-        # Runs that end at a target may end sooner or later. Then other pushes were made.
-        differ += ["delays or participation"] * (len(was["evaluations"]) == len(again["evaluations"]) and not pushes)
+        same = all(math.isclose(one[i], two[i], rel_tol=1e-6) for i in (0, 1))
+        name = f"evaluation {at} ({one[1]:.7g} s, {one[2]:.7g}; now {two[1]:.7g} s, {two[2]:.7g})"
+        differ[name] = not same or (cpus[0] == cpus[1] and abs(one[2] - two[2]) > most)
+    if bits:
+        fields = "diverged accuracy evaluations delays participation dropped refused gap correction".split()
+        differ |= {name: was[name] != again[name] for name in fields}
+    names = ", another ".join(name for name, is_so in differ.items() if is_so)
     allowed = "not the same bits" if bits else f"accuracies may differ by {100 * most:.7g} points"
     both = f"{was['accuracy']:.7g} by {was['made_by']}; now {again['accuracy']:.7g} by {again['made_by']}"
-    return f"another {', another '.join(differ)}, {allowed}: recorded {both}" if differ else ""
+    return f"another {names}, {allowed}: recorded {both}" if names else ""
 
 
 def check(plans, count, seed, seconds):
