@@ -72,7 +72,7 @@ class Strategy:
         except ValueError:
             self.lists = [[]]
         good = all(len(set(values)) == len(values) > 1 for values in self.lists)
-        require(good, f"holds {text}: braces need two values or more, none twice; on and off: a row of its own each")
+        require(good, f"have {text}: braces need two values or more, none twice; on and off: a row of its own each")
         self.constants = [(name or "H", sorted(values)) for (name, _), values in zip(found, self.lists)]
         self.momentum = dry_run(self.filled(values[0] for values in self.lists), 100000).get("momentum")
 
@@ -160,7 +160,7 @@ class Plan:
         for strategy, workers in itertools.product(p.strategies, p.workers):
             for values in itertools.product(*strategy.lists):
                 why = dry_run(strategy.filled(values), workers)["why"]
-                need("strategies", not why, f"holds {why}")
+                need("strategies", not why, f"have one that is refused: {why}")
 
     def header(self):
         """What lines of the results have in common: the conditions of all runs, and of those on each cluster."""
@@ -570,10 +570,9 @@ def main():
 if __name__ == "__main__":
     try:
         main()
-    except ImportError as e:
-        sys.exit(f"experiment: {e.name} is missing: apt-get install python3-{e.name}")
-    except (OSError, Refused) as e:
-        print(f"experiment: {e}", file=sys.stderr)
+    except (ImportError, OSError, Refused) as e:
+        what = f"{e.name} is missing: apt-get install python3-{e.name}" if isinstance(e, ImportError) else e
+        print(f"experiment: {what}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
