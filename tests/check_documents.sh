@@ -65,7 +65,7 @@ while IFS= read -r line <&3; do
 done 3<"$there/code"
 # The fields of a plan that are documented are those that are read.
 sed -n 's/^| `\([a-z_]*\)` |.*/\1/p' dist/lab/PLAN.md | sort -u >"$there/documented"
-sed -n '/^FIELDS = {/,/^CLUSTER_FIELDS/p' dist/lab/experiment_plan.py | grep -oE '"[a-z_]+":' | tr -d '":' | sort -u >"$there/read"
+sed -n '/^FIELDS = {/,/^CLUSTER_FIELDS/p' dist/lab/experiment.py | grep -oE '"[a-z_]+":' | tr -d '":' | sort -u >"$there/read"
 diff "$there/documented" "$there/read" || { echo "dist/lab/PLAN.md: < is documented and not read, > is read and not documented"; wrong=1; }
 [ $ran -gt 0 ] || { echo "no README shows a command"; exit 1; }
 for test in tests/test_*.cpp tests/check_*.sh; do

@@ -1,25 +1,10 @@
 #!/usr/bin/env python3
 """An experiment: strategies × numbers of workers × clusters, each tuned with the same budget, in simulated runs.
-
-    python3 dist/lab/experiment.py PLAN.json             carries out what is missing, and prints the tables
-    python3 dist/lab/experiment.py PLAN.json --table     the tables of the runs that there are (--status: how far it is)
-    python3 dist/lab/experiment.py PLAN.json --figures FOLDER
-    python3 dist/lab/experiment.py PLAN.json … --check 3 runs three rows of the results again, and compares
-
-PLAN.md has the fields of a plan. A cell is one strategy with one number of workers on one cluster. The search of a cell
-tries `search` points of a lattice: learning rates a factor of two apart, momenta, and the constants in braces.
-  1. Every learning rate of the plan, with its first momentum and the first value of every constant.
-  2. Until `search` points are tried: of the tried points, best first, the first that has an untried neighbour. Those of
-     a point are, in this order, η×2, η/2, the next larger and smaller momentum (with the η that leaves η/(1 − μ)
-     nearest to what it was), the next larger and smaller value of each constant, also beyond the ends of its list.
-  3. The best `finalists` points run with the other tuning seeds. The best mean over all tuning seeds is chosen.
-  4. Final runs with seeds 1, 2, … and all epochs. Only these look at the test pictures.
-Steps 1 to 3 use the held-out pictures; a run that diverged scores −1. Every run is a line of PLAN.jsonl as soon as it
-ends. The search is a function of these lines alone, so an experiment may be interrupted anywhere, and the order in
-which parallel runs end does not matter."""
+PLAN.md has the fields of a plan, the steps of the search, the lines of the results, and what a check allows."""
 import argparse
-import concurrent.futures
+import collections
 import fcntl
+import functools
 import itertools
 import json
 import math
@@ -28,448 +13,528 @@ import pathlib
 import random
 import re
 import statistics
+import subprocess
 import sys
 import textwrap
+from concurrent import futures
 
-from experiment_plan import Plan, Refused, Trial, dry_run, simulate
+SIMULATE = pathlib.Path(__file__).resolve().parents[2] / os.environ.get("BUILD", "build") / "simulate"
+# A run. strategy: its text with its constants filled in; final: measured on test pictures, else on held-out ones.
+Trial = collections.namedtuple("Trial", "strategy workers cluster rate momentum epochs seed final")
+Cell = collections.namedtuple("Cell", "strategy workers cluster")  # what a search is for
+# Each field of a plan and its default. A value must have the type of the default. The simulator checks its own ranges.
+FIELDS = {
+    "title": "", "data_set": "fashion-mnist", "model": "lenet5", "dtype": "f32", "augment": False,
+    "schedule": "constant", "epochs": 4, "batch": 64, "val": 5000, "weight_decay": 5e-4, "evaluate_every": 1.0,
+    "target": 0.0, "choose_by": "accuracy", "strategies": [""], "workers": [1], "clusters": [{"name": "even"}],
+    "rates": [0.0], "momenta": [0.9, 0.7, 0.5, 0.0], "search": 12, "tuning_epochs": 1, "tuning_seeds": 3,
+    "tuning_seed": 1001, "finalists": 3, "seeds": 5}
+CLUSTER_FIELDS = {"name": "", "shape": 100.0, "slow_share": 0.0, "slow_factor": 1.0, "latency": 0.0, "bandwidth": 0.0}
+KINDS = {  # by the type of the default: what is expected, and whether a value is that
+    str: ("a text", lambda v: type(v) is str and v),
+    bool: ("true or false", lambda v: type(v) is bool),
+    int: ("a whole number from 1", lambda v: type(v) is int and v >= 1),
+    float: ("a number from 0", lambda v: type(v) in (int, float) and v >= 0),
+    dict: ("an object", lambda v: type(v) is dict)}
 
-try:
-    from scipy import special
-except ImportError:
-    print("experiment: scipy is missing: apt-get install python3-scipy, or pip install scipy", file=sys.stderr)
-    sys.exit(77)
+
+class Refused(ValueError):
+    """What is wrong, where, and what to do."""
 
 
-# ---- results ---------------------------------------------------------------------------------------------------------
-def read_results(path, plan):
-    """{trial: outcome}, the last header, and the text without a last line that was cut off: it holds no run."""
-    results, header, kept = {}, {}, ""
-    if os.path.exists(path) and not os.path.isfile(path):
-        raise Refused(f"{path}: is not a regular file: name one for the results")
-    lines = pathlib.Path(path).read_text().splitlines(keepends=True) if os.path.exists(path) else []
-    for at, line in enumerate(lines, 1):
+def require(good, why):
+    if not good:
+        raise Refused(why)
+
+
+def simulate(*words):
+    """What build/simulate prints as JSON; "why": why it refuses (empty: it does not)."""
+    require(SIMULATE.exists(), f"{SIMULATE}: is not there: make builds it")
+    run = subprocess.run([SIMULATE, "--json", *map(str, words)], capture_output=True, text=True)
+    if run.returncode:
+        return {"why": run.stderr.strip().removeprefix("simulate: ") or f"{SIMULATE} ended with {run.returncode}"}
+    return json.loads(run.stdout) | {"why": ""}
+
+
+@functools.cache
+def dry_run(strategy, workers, dtype="f32"):
+    """Also "momentum": whether the strategy's rule keeps one."""
+    return simulate("--dry-run", "--strategy", strategy, "--workers", workers, "--dtype", dtype)
+
+
+class Strategy:
+    """One of a plan. Values in braces are searched: "ringmaster:R={2,4}+asgd:clip={1,4}"; in "local-sgd:{4,8}", H's."""
+
+    def __init__(self, text, require=require):
+        self.text, found = text, re.findall(r"([\w-]*)=?\{([^}]*)\}", text)
         try:
-            row = json.loads(line)
-            if at == 1 or "experiment" in row:
-                header = checked_header(row, header, plan)
-            else:
-                trial = Trial(*(row[name] for name in Trial._fields))
-                if trial in results:
-                    raise Refused(f"is a second line of the run {trial}")
-                results[trial] = checked_outcome(row, trial) | {"made_by": header["made_by"]}
-        except (KeyError, TypeError, ValueError) as e:
-            if at > 1 and not line.endswith("\n"):
-                break
-            raise Refused(f"{path}:{at}: " + (f'"{e.args[0]}" is missing' if type(e) is KeyError else str(e)))
-        kept += line
-    return results, header, kept
+            self.lists = [[float(v) for v in values.split(",")] for _, values in found]
+        except ValueError:
+            self.lists = [[]]
+        good = all(len(set(values)) == len(values) > 1 for values in self.lists)
+        require(good, f"have {text}: braces need two values or more, none twice; on and off: a row of its own each")
+        self.constants = [(name or "H", sorted(values)) for (name, _), values in zip(found, self.lists)]
+        self.momentum = dry_run(self.filled(values[0] for values in self.lists), 100000).get("momentum")
+
+    def filled(self, values):
+        values = iter(values)
+        return re.sub(r"\{[^}]*\}", lambda _: f"{next(values):.6g}", self.text)
+
+    def values(self, indices):
+        """Of the constants. A list goes on geometrically at both ends; None: there is no further value."""
+        return [self.value(*constant, i) for constant, i in zip(self.constants, indices)]
+
+    def value(self, name, values, i):
+        if 0 <= i < len(values):
+            return values[i]
+        inner, end, steps = (*values[-2:], i + 1 - len(values)) if i > 0 else (values[1], values[0], -i)
+        value, whole = end * (end / inner if inner else 2) ** steps, name in ("H", "R", "B", "every")
+        if value < (1 if whole else 1e-12):
+            return None
+        return math.floor(value + 0.5) if whole else value
 
 
-def checked_header(row, before, plan):
-    if row["experiment"] != plan.conditions():
-        raise Refused(f"holds results of another experiment ({row['experiment']}; the plan: {plan.conditions()}): "
-                      "move it away")
-    for name, conditions in plan.cluster_conditions().items():
-        if row["clusters"].get(name, conditions) != conditions:
-            raise Refused(f'holds results of another cluster "{name}" ({row["clusters"][name]}; the plan: '
-                          f"{conditions}): rename the plan's")
-    data = row.get("data") or before.get("data")
-    if before.get("data") not in (None, data):
-        raise Refused(f"the results had other data ({before['data']}; now: {data}): move them away")
-    return row | {"data": data}
+class Plan:
+    """A plan's fields as attributes. Every error names the file and the line."""
+
+    def __init__(self, path):
+        self.path, self.text = pathlib.Path(path), pathlib.Path(path).read_text()
+        try:
+            given = json.loads(self.text)
+        except json.JSONDecodeError as e:
+            raise Refused(f"{path}:{e.lineno}: {e.msg}")
+        require(type(given) is dict, f'{path}:1: a plan is an object: {{"name": value, …}}')
+        vars(self).update(self.checked(given, FIELDS, ("strategies", "workers", "rates"), "a plan"))
+        self.clusters = [self.checked(c, CLUSTER_FIELDS, ("name",), "a cluster") for c in self.clusters]
+        self.strategies = [Strategy(text, functools.partial(self.require, "strategies")) for text in self.strategies]
+        self.title = self.title or self.path.stem
+        self.tuning_epochs = given.get("tuning_epochs", self.epochs)
+        self.search = given.get("search", max(self.search, len(self.rates)))
+        self.by_time = self.choose_by == "time"
+        self.check_ranges(given)
+        self.rates = sorted(math.ldexp(self.rates[0], round(math.log2(rate / self.rates[0]))) for rate in self.rates)
+        self.cells = [Cell(s, k, c["name"]) for k in self.workers for c in self.clusters for s in self.strategies]
+
+    def require(self, name, good, why):
+        line = 1 + self.text.count("\n", 0, max(0, self.text.rfind(f'"{name}"')))
+        require(good, f'{self.path}:{line}: "{name}" {why}')
+
+    def checked(self, given, fields, required, owner):
+        """The fields and their defaults."""
+        for name, value in given.items():
+            self.require(name, name in fields, f"is not a field of {owner}")
+            listed = type(fields[name]) is list
+            what, fits = KINDS[type(fields[name][0] if listed else fields[name])]
+            values = value if listed and type(value) is list else [] if listed else [value]
+            names = [str(v.get("name") if type(v) is dict else v) for v in values]
+            good = values and all(map(fits, values)) and len(set(names)) == len(names)
+            self.require(name, good, (
+                f"is {json.dumps(value)}: expected {f'a list, each {what}, none twice' if listed else what}"))
+        for name in required:
+            self.require(name, name in given, f"is missing in {owner}")
+        return fields | given
+
+    def check_ranges(self, given):
+        """Refuses what types and the simulator do not see."""
+        p, need, first = self, self.require, self.rates[0]
+        powers = [math.log2(rate / first) if rate > 0 < first else 0.5 for rate in p.rates]
+        need("rates", all(abs(x - round(x)) < 1e-6 for x in powers), f"must be above 0, {first:g} times a power of two")
+        need("momenta", max(p.momenta) < 1, "must be below 1")
+        need("target", p.target < 1 and given.get("target") != 0, "must be above 0 and below 1: an accuracy")
+        need("dtype", p.dtype in ("f32", "bf16"), "must be f32 or bf16")
+        need("evaluate_every", 0 < p.evaluate_every <= p.epochs, 'must be above 0, at most "epochs"')
+        need("tuning_epochs", p.tuning_epochs <= p.epochs, 'must be at most "epochs"')
+        need("tuning_seed", p.tuning_seed > 1000, "must not be below 1001: those are the seeds of final runs")
+        need("search", p.search >= len(p.rates), 'must be at least as many points as "rates"')
+        need("choose_by", p.choose_by in ("accuracy", "time"), "must be accuracy or time")
+        need("choose_by", p.target or not p.by_time, 'needs a "target" for time')
+        one = p.tuning_epochs == p.epochs or p.schedule == "constant" or not p.by_time
+        need("choose_by", one, 'has times of two schedules: choose the constant one, or "tuning_epochs" like "epochs"')
+        for cluster, workers in itertools.product(p.clusters, p.workers):
+            share, shape, factor = (cluster[name] for name in ("slow_share", "shape", "slow_factor"))
+            some = share <= 1 and (share == 0 or workers == 1 or slow_workers(cluster, workers))
+            need("clusters", some, f"need slow workers: a share of {share:g} of {workers} workers is none")
+            need("clusters", not 0 < shape < 0.01, f'have a "shape" of {shape:g}: expected 0, or 0.01 and more')
+            both = factor >= 1 and (share > 0) == (factor > 1)
+            need("clusters", both, 'have "slow_share" and "slow_factor", with an effect only together')
+        for strategy, workers in itertools.product(p.strategies, p.workers):
+            for values in itertools.product(*strategy.lists):
+                why = dry_run(strategy.filled(values), workers)["why"]
+                need("strategies", not why, f"have one that is refused: {why}")
+
+    def header(self):
+        """What lines of the results have in common: the conditions of all runs, and of those on each cluster."""
+        conditions = (f"{self.data_set}, {self.model}, {self.dtype}{', augmented' * self.augment}, schedule "
+                      f"{self.schedule}, batch {self.batch}, {self.val} held back, weight decay "
+                      f"{exact(self.weight_decay)}, evaluated every {exact(self.evaluate_every)} epochs"
+                      + f", until {exact(self.target)}" * self.by_time)
+        return {"experiment": conditions, "clusters": {
+            c["name"]: f"shape {exact(c['shape'])}, {exact(c['slow_share'])} of the workers {exact(c['slow_factor'])} "
+            f"times as slow, latency {exact(c['latency'])} s, bandwidth "
+            + (exact(c["bandwidth"]) + " bytes/s" if c["bandwidth"] else "unlimited") for c in self.clusters}}
+
+    def run(self, trial):
+        """One simulated run: its line of the results, with "data" and "made_by"."""
+        cluster = next(c for c in self.clusters if c["name"] == trial.cluster)
+        options = {
+            "data-set": self.data_set, "model": self.model, "dtype": self.dtype, "batch": self.batch,
+            "schedule": self.schedule, "weight-decay": self.weight_decay, "val": self.val, "epochs": trial.epochs,
+            "strategy": trial.strategy, "workers": trial.workers, "lr": trial.rate, "momentum": trial.momentum,
+            "seed": trial.seed, "evaluate-on": "test" if trial.final else "held-out",
+            "evaluate-every": self.evaluate_every if trial.final or self.by_time else trial.epochs,
+            "until": self.target if self.by_time else 2, "shape": cluster["shape"],
+            "slow": ",".join(f"{w}:{cluster['slow_factor']!r}" for w in slow_workers(cluster, trial.workers)),
+            "latency": cluster["latency"] * 1e3, "bandwidth": cluster["bandwidth"] * 8 / 1e9}
+        words = [word for name, value in options.items() if value != "" for word in ("--" + name, value)]
+        outcome = simulate(*words, *["--augment"] * self.augment)
+        require(not outcome["why"], outcome["why"])
+        part = self.data_set == "fashion-mnist" and outcome["data"].startswith("6000 + 1000 ")
+        require(not part, "all of Fashion-MNIST is needed, not a part: run datasets/get-data.sh fashion-mnist")
+        return trial._asdict() | {k: v for k, v in outcome.items() if k not in ("why", "settings", *Trial._fields)}
 
 
-def checked_outcome(row, trial):
+def exact(value):
+    """The shortest text of a number, as std::to_chars has it: headers of results hold it."""
+    texts = (f"{value:.{digits}{form}}" for form in "fe" for digits in range(18))
+    return min((text for text in texts if float(text) == value), key=len)
+
+
+def slow_workers(cluster, workers):
+    return range(workers - int(cluster["slow_share"] * workers + 1e-9), workers)
+
+
+class Results(dict):
+    """{trial: outcome} of the lines of PLAN.jsonl. What is behind the last line feed was cut off, and holds no run."""
+
+    def __init__(self, plan):
+        self.plan, self.path = plan, plan.path.with_suffix(".jsonl")
+        self.read()
+
+    def read(self):
+        self.clear()
+        self.header, text = {}, self.path.read_text() if self.path.exists() else ""
+        require(not text or "\n" in text, f"{self.path}:1: was cut off: remove the file")
+        for at, line in enumerate(text.split("\n")[:-1], 1):
+            try:
+                self.add(json.loads(line))
+            except (KeyError, TypeError, ValueError) as e:
+                raise Refused(f"{self.path}:{at}: " + (f"{e} is missing" if type(e) is KeyError else str(e)))
+
+    def add(self, row):
+        """A line. Raises Refused for a header of other conditions or data, and for a run that cannot be."""
+        if self.header and "experiment" not in row:
+            trial = Trial(*(row[name] for name in Trial._fields))
+            require(trial not in self, "is a second line of its run: remove one")
+            self[trial] = outcome_of(row | {"made_by": self.header["made_by"]})
+            return
+        mine, data = self.plan.header(), row.get("data") or self.header.get("data")
+        facts = [("experiment", row["experiment"], mine["experiment"]),
+                 ("data set", self.header.get("data") or data, data)]
+        facts += [(f'cluster "{name}"', row["clusters"].get(name, now), now) for name, now in mine["clusters"].items()]
+        for what, was, now in facts:
+            require(was == now, f"another {what} ({was}; now: {now}): move the results away, or rename the cluster")
+        self.header = row | {"data": data}
+
+    def carry_out(self, jobs, run):
+        """Runs what is missing, `jobs` at a time, by run(trial); each is a line of the file as soon as it ends."""
+        running, failure = {}, None
+        with open(self.path, "a") as file, futures.ThreadPoolExecutor(jobs) as pool:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise Refused(f"{self.path}: another process writes its results there: wait until it has ended")
+            self.read()
+            file.truncate(self.path.read_bytes().rfind(b"\n") + 1)
+            while True:
+                missing = dict.fromkeys(t for cell in self.plan.cells for t in Search(self.plan, self, cell).missing)
+                waiting = [t for t in missing if t not in running.values() and not failure]
+                running |= {pool.submit(run, t): t for t in waiting[:jobs - len(running)]}
+                if not running:
+                    break
+                for future in futures.wait(running, return_when=futures.FIRST_COMPLETED).done:
+                    trial = running.pop(future)
+                    if future.exception():  # the other runs under way end, and are kept
+                        failure = failure or future.exception()
+                        continue
+                    row = future.result()
+                    header = self.plan.header() | {name: row.pop(name) for name in ("data", "made_by")}
+                    for line in [row] if self.header | header == self.header else [header, row]:
+                        self.add(line)
+                        print(json.dumps(line, ensure_ascii=False), file=file, flush=True)
+                    print(trial, self[trial]["status"], self[trial]["accuracy"], file=sys.stderr)
+        if failure:
+            raise failure
+
+
+def outcome_of(row):
     """The row with its accuracy and its evaluations as triples. Raises Refused for values that cannot be."""
     diverged = {"ok": False, "diverged": True}[row["status"]]
-    accuracy = 0 if diverged else row["test" if trial.final else "validation"]
+    accuracy = 0 if diverged else row["test" if row["final"] else "validation"]
     evaluations = list(zip(*(row["evaluations"][name] for name in ("epoch", "seconds", "accuracy")), strict=True))
-    for before, now in zip([(0, 0, 0), *evaluations], evaluations):
-        if not (now[0] > before[0] and now[1] >= before[1] and 0 <= now[2] <= 1):
-            raise Refused(f"the evaluation {now} cannot be, or cannot follow {before}")
-    if not diverged and (not evaluations or evaluations[-1][2] != accuracy):
-        raise Refused(f"its accuracy, {accuracy}, is not that of the last evaluation")
-    if not 0 <= row["participation"] <= 1 or min([row["dropped"], row.get("refused", 0), *row["delays"]]) < 0:
-        raise Refused("a participation beyond 0 to 1, or a negative number of pushes")
+    steps = zip([(0, 0, 0), *evaluations], evaluations)
+    good = (all(now[0] > was[0] and now[1] >= was[1] and 0 <= now[2] <= 1 for was, now in steps)
+            and (diverged or [accuracy] == [last[2] for last in evaluations[-1:]]) and 0 <= row["participation"] <= 1
+            and min([row["dropped"], row.get("refused", 0), *row["delays"]]) >= 0)
+    require(good, "an evaluation, the accuracy or a number of pushes cannot be: remove the line, the run is made again")
     return {"refused": 0} | row | {"diverged": diverged, "accuracy": accuracy, "evaluations": evaluations}
 
 
-def carry_out(plan, path, jobs, run):
-    """Runs what is missing, `jobs` at a time, by run(trial); each is a line of the file as soon as it ends."""
-    with open(path, "a") as file, concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise Refused(f"{path}: another process writes its results there")
-        results, header, kept = read_results(path, plan)
-        file.truncate(len(kept.encode()))
-        print(end="" if kept.endswith("\n") or not kept else "\n", file=file)
-        cells, under_way, failure = list(plan.cells), {}, None
-        while True:
-            missing = {c: Search(plan, results, c).missing for c in cells}
-            cells = [c for c in cells if missing[c]]
-            waiting = (t for c in cells for t in missing[c] if t not in under_way.values() and not failure)
-            under_way |= {pool.submit(run, t): t for t in itertools.islice(waiting, jobs - len(under_way))}
-            if not under_way and failure:
-                raise failure
-            if not under_way:
-                return results
-            for future in concurrent.futures.wait(under_way, return_when=concurrent.futures.FIRST_COMPLETED).done:
-                trial = under_way.pop(future)
-                if future.exception():  # the other runs under way end, and are kept
-                    failure = failure or future.exception()
-                    continue
-                row = future.result()
-                now = {"experiment": plan.conditions(), "clusters": plan.cluster_conditions(), "data": row.pop("data"),
-                       "made_by": row.pop("made_by")}
-                if header | now != header:
-                    header = checked_header(now, header, plan)
-                    print(json.dumps(now, ensure_ascii=False), file=file)
-                row = trial._asdict() | {k: v for k, v in row.items() if k not in (*Trial._fields, "settings")}
-                print(json.dumps(row, ensure_ascii=False), file=file, flush=True)
-                results[trial] = checked_outcome(row, trial) | {"made_by": now["made_by"]}
-                show(trial, results[trial])
-
-
-# ---- the search ------------------------------------------------------------------------------------------------------
 class Search:
-    """The search of a cell, replayed over the results. missing: what is to be run next; runs: final ones, by seed."""
+    """The search of a cell, replayed over the results. missing: what is to be run next; runs: final ones, by seed.
+    A point is a power of two for the rate, the index of the momentum, and the index of each constant."""
 
     def __init__(self, plan, results, cell):
         self.plan, self.results, self.cell = plan, results, cell
-        self.momenta = plan.momenta_of(cell.strategy)
-        self.tried, self.missing, self.chosen, self.edge, self.runs = {}, [], None, False, {}  # tried: point → score
-        first = self.momenta.index(plan.momenta[0]) if cell.strategy.momentum else 0
-        for rate in plan.rates:
-            self.attempt((round(math.log2(rate / plan.rates[0])), first, *(c.first for c in cell.strategy.constants)))
-        while not self.missing and len(self.tried) < plan.search and (point := self.next_point()):
-            self.attempt(point)
+        self.tried, self.missing, self.chosen, self.edge, self.runs = {}, [], None, False, {}  # tried: {point: score}
+        self.momenta = sorted(plan.momenta) if cell.strategy.momentum else [0]
+        if len(self.momenta) > 1:
+            more = [momentum for momentum in (0.95, 0.98) if momentum > self.momenta[-1]]
+            self.momenta = [0] * (self.momenta[0] > 0) + self.momenta + more
+        begin = [values.index(listed[0]) for listed, (_, values) in zip(cell.strategy.lists, cell.strategy.constants)]
+        begin = (self.momenta.index(plan.momenta[0]) if cell.strategy.momentum else 0, *begin)
+        points = [(round(math.log2(rate / plan.rates[0])), *begin) for rate in plan.rates]
+        while points and not self.missing:
+            self.missing = [t for t in map(self.trial, points) if t not in results]
+            self.tried |= {p: self.score(self.trial(p)) for p in points if self.trial(p) in results}
+            self.tried = dict(sorted(self.tried.items(), key=lambda item: -item[1]))  # best first, then the earlier
+            untried = itertools.chain.from_iterable(map(self.neighbours, self.tried))
+            points = list(itertools.islice(untried, 1)) if len(self.tried) < plan.search else []
         if not self.missing:
             self.choose()
 
-    def constants(self, point):
-        return [c.at(i) for c, i in zip(self.cell.strategy.constants, point[2:])]
-
     def trial(self, point, more=0):
-        plan, cell = self.plan, self.cell
-        return Trial(cell.strategy.filled(self.constants(point)), cell.workers, cell.cluster,
-                     math.ldexp(plan.rates[0], point[0]), self.momenta[point[1]], plan.tuning_epochs,
-                     plan.tuning_seed + more, False)
+        plan, strategy = self.plan, self.cell.strategy
+        return Trial(strategy.filled(strategy.values(point[2:])), *self.cell[1:], math.ldexp(plan.rates[0], point[0]),
+                     self.momenta[point[1]], plan.tuning_epochs, plan.tuning_seed + more, False)
 
     def score(self, trial):
-        """−1: it diverged; up to 1: its accuracy; above 1, by the plan's choice: the sooner at the target, the more.
-        None: it has not run, and is missing."""
-        if trial not in self.results:
-            self.missing.append(trial)
-            return None
+        """−1: it diverged; up to 1: its accuracy; above 1, by the plan's choice: the sooner at the target, the more."""
         outcome = self.results[trial]
-        if outcome["diverged"]:
-            return -1
         seconds = time_to(self.plan.target, outcome) if self.plan.by_time else None
-        return outcome["accuracy"] if seconds is None else 1 + 1 / (1 + seconds)
+        return -1 if outcome["diverged"] else outcome["accuracy"] if seconds is None else 1 + 1 / (1 + seconds)
 
-    def attempt(self, point):
-        score = self.score(self.trial(point))
-        if score is not None:
-            self.tried[point] = score
-
-    def ranking(self):
-        return sorted(self.tried, key=lambda point: -self.tried[point])
-
-    def untried_neighbour(self, point):
-        rate, momentum, *constants = point
-        near = [(rate + by, momentum, *constants) for by in (1, -1)]
-        for by in (1, -1):
-            if 0 <= momentum + by < len(self.momenta):
-                ratio = (1 - self.momenta[momentum + by]) / (1 - self.momenta[momentum])
-                doublings = math.floor(abs(math.log2(ratio)) + 0.5) * (1 if ratio > 1 else -1)
-                near.append((rate + doublings, momentum + by, *constants))
-        near += [point[:i] + (point[i] + by,) + point[i + 1:] for i in range(2, len(point)) for by in (1, -1)]
-        return next((p for p in near if p not in self.tried and self.exists(p)), None)
-
-    def exists(self, point):
-        values = self.constants(point)
-        return None not in values and (self.trial(point) in self.results
-                                       or not dry_run(self.cell.strategy.filled(values), self.cell.workers)["why"])
-
-    def next_point(self):
-        return next(filter(None, map(self.untried_neighbour, self.ranking())), None)
+    def neighbours(self, point):
+        """Those that were not tried and may be."""
+        for axis, by in itertools.product(range(len(point)), (1, -1)):
+            near = [*point[:axis], point[axis] + by, *point[axis + 1:]]
+            if not 0 <= near[1] < len(self.momenta) or None in self.cell.strategy.values(near[2:]):
+                continue
+            if axis == 1:  # η/(1 − μ) stays nearly what it was
+                near[0] += round(math.log2((1 - self.momenta[near[1]]) / (1 - self.momenta[point[1]])))
+            trial = self.trial(near)
+            if tuple(near) not in self.tried and (trial in self.results or not dry_run(*trial[:2])["why"]):
+                yield tuple(near)
 
     def choose(self):
-        finalists = self.ranking()[:self.plan.finalists]
-        finalists = [p for p in finalists if self.tried[p] >= 0] or finalists[:1]
-        scores = {p: [self.tried[p], *(self.score(self.trial(p, k)) for k in range(1, self.plan.tuning_seeds))]
-                  for p in finalists}
+        plan, strategy = self.plan, self.cell.strategy
+        best = list(self.tried)[:plan.finalists]
+        finalists = [p for p in best if self.tried[p] >= 0] or best[:1]
+        trials = {p: [self.trial(p, more) for more in range(plan.tuning_seeds)] for p in finalists}
+        self.missing = [t for t in itertools.chain(*trials.values()) if t not in self.results]
         if self.missing:
             return
-        best = max(finalists, key=lambda p: sum(scores[p]))
-        self.chosen = self.trial(best)._replace(epochs=self.plan.epochs, seed=1, final=True)
-        self.values = self.constants(best)
-        self.edge = bool(self.untried_neighbour(best)) or 1 < len(self.momenta) == best[1] + 1
-        final = [self.chosen._replace(seed=k) for k in range(1, self.plan.seeds + 1)]
-        self.runs = {t.seed: self.results[t] for t in final if t in self.results}
+        best = max(finalists, key=lambda p: sum(map(self.score, trials[p])))
+        self.chosen = self.trial(best)._replace(epochs=plan.epochs, seed=1, final=True)
+        self.edge = any(self.neighbours(best)) or 1 < len(self.momenta) == best[1] + 1
+        final = [self.chosen._replace(seed=k) for k in range(1, plan.seeds + 1)]
         self.missing = [t for t in final if t not in self.results]
+        self.runs = {t.seed: measured(self.results[t], plan.target) for t in final if t in self.results}
+        settings = [("η", self.chosen.rate), ("μ", self.chosen.momentum),
+                    *zip((name for name, _ in strategy.constants), strategy.values(best[2:]))]
+        self.chosen_text = ", ".join(  # "η 0.064, μ 0.9, R 4"
+            f"{name} {value:.3g}" for name, value in settings if name != "μ" or strategy.momentum)
 
-    def chosen_text(self):
-        """"η 0.064, μ 0.9, R 4"; it has chosen."""
-        momentum = [("μ", self.chosen.momentum)] if self.cell.strategy.momentum else []
-        constants = [(c.name, v) for c, v in zip(self.cell.strategy.constants, self.values)]
-        return ", ".join(f"{name} {v:.3g}" for name, v in [("η", self.chosen.rate), *momentum, *constants])
 
-
-# ---- statistics ------------------------------------------------------------------------------------------------------
 def time_to(target, outcome):
     """Virtual seconds to the first evaluation at the target or above, interpolated from the one before (the very first:
     its own time, an upper bound). None: it was not reached."""
-    for before, now in zip([None, *outcome["evaluations"]], outcome["evaluations"]):
-        if now[2] >= target:
-            if not before:
-                return now[1]
-            return before[1] + (now[1] - before[1]) * (target - before[2]) / (now[2] - before[2])
+    evaluations = outcome["evaluations"]
+    before = [(0, seconds, 0) for _, seconds, _ in evaluations[:1]] + evaluations
+    for (_, s, a), (_, seconds, accuracy) in zip(before, evaluations):
+        if accuracy >= target:
+            return s + (seconds - s) * (target - a) / (accuracy - a)
     return None
 
 
 def measured(run, target):
-    """A final run with what tables and figures show of it: its accuracy in points, the seconds to the target, and these
-    where they are no upper bound. None: there is none."""
-    seconds, early = time_to(target, run), bool(run["evaluations"]) and run["evaluations"][0][2] >= target
-    return run | {"points": None if run["diverged"] else 100 * run["accuracy"], "seconds": seconds, "early": early,
-                  "bounded": None if early else seconds}
+    """(points of accuracy, what is to be said of it), and the same for the seconds to the target, of a final run."""
+    seconds, gone = time_to(target, run), "diverged" if run["diverged"] else ""
+    early = "at the first evaluation" if run["evaluations"] and run["evaluations"][0][2] >= target else ""
+    return ((None, gone) if gone else (100 * run["accuracy"], ""),
+            (seconds, gone or "not reached") if seconds is None else (seconds, early))
 
 
 def standard_error(values):
     return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0
 
 
-def mean_text(values, form, gone):
-    """The mean of those that are not None ± its standard error, and what `gone` says of the others."""
-    values = [v for v in values if v is not None]
-    text = form % statistics.fmean(values) if values else "–"
-    if len(values) > 1:
-        text += " ± " + form % standard_error(values)
-    return text + (f" ({gone})" if gone else "")
-
-
-def paired(values, form, planned, change=lambda x: x):
-    """The mean over pairs of runs with one seed [95 % t-interval]; None in `values`: a pair that has none."""
-    kept = [v for v in values if v is not None]
-    mean = statistics.fmean(kept or [0])
-    text = form % change(mean) if kept else "–"
-    if len(kept) > 1:
-        half = special.stdtrit(len(kept) - 1, 0.975) * standard_error(kept)
+def mean_text(values, form, note, paired=False, change=float):
+    """The mean ± its standard error, or where values are of pairs [its 95 % t-interval], and a note in parentheses."""
+    mean, error = statistics.fmean(values or [0]), standard_error(values)
+    text = form % change(mean) if values else "–"
+    if len(values) > 1 and paired:
+        from scipy import special
+        half = special.stdtrit(len(values) - 1, 0.975) * error
         text += f" [{form % change(mean - half)}, {form % change(mean + half)}]"
-    return text + (f" ({len(kept)} of {planned} pairs)" if values and len(kept) != planned else "")
+    elif len(values) > 1:
+        text += f" ± {form % error}"
+    return text + (f" ({note})" if note else "")
 
 
 def counted(n, what):
     return f"{n} {what}{'' if n == 1 else 's'}"
 
 
-# ---- tables and figures ----------------------------------------------------------------------------------------------
 class Report:
-    """The tables of an experiment as Markdown, and its figures."""
+    """The tables of an experiment as Markdown, its figures, and how far it is."""
 
     def __init__(self, plan, results):
-        self.plan, self.workers = plan, sorted(plan.workers)
-        self.searches = {(c.cluster, c.workers, c.strategy.text): Search(plan, results, c) for c in plan.cells}
-        self.runs = {key: {seed: measured(run, plan.target) for seed, run in search.runs.items()}
-                     for key, search in self.searches.items()}
+        self.plan, self.results, self.workers = plan, results, sorted(plan.workers)
+        self.searches = {cell: Search(plan, results, cell) for cell in plan.cells}
 
     def tables(self):
-        p, first = self.plan, self.plan.strategies[0].text
+        p, (first, *others), target = self.plan, self.plan.strategies, f"{100 * self.plan.target:.4g} %"
+        where = " where the target was reached, or at the end" if p.by_time else ""
+        kinds = [  # whether it is wanted, its title, its rows, and the text of a cell
+            (True, f"test accuracy in %{where}, mean ± standard error over seeds (what was chosen)", p.strategies,
+             lambda s: f"{self.mean(s, 0, '%.2f')} ({s.chosen_text})" + "†" * s.edge),
+            (not p.by_time, f"points that {first.text} is better by, paired by seed [95 % t-interval]", others,
+             lambda s: self.paired(s, 0, "%+.2f", lambda x: -x)),
+            (p.target, f"virtual seconds to {target}, mean ± standard error over the seeds that reach it (at the first "
+             "evaluation: the time of that)", p.strategies, lambda s: self.mean(s, 1, "%.1f")),
+            (p.target, f"time to {target} as a multiple of {first.text}'s, geometric mean over the seeds that both "
+             "reach it after the first evaluation [95 % t-interval]", others,
+             lambda s: self.paired(s, 1, "%.2f", math.log, math.exp))]
         text = (f"Each cell: {p.search} points searched with {counted(p.tuning_epochs, 'epoch')} of one seed, "
                 f"{counted(p.finalists, 'finalist')} with {counted(p.tuning_seeds, 'seed')} in all, "
                 f"{counted(p.seeds, 'final run')} with {counted(p.epochs, 'epoch')}.\n")
-        where = " where the target was reached, or at the end" if p.by_time else ""
-        target, others = f"{100 * p.target:.4g} %", p.strategies[1:]
-        kinds = [(True, f"test accuracy in %{where}, mean ± standard error over seeds (what was chosen)", p.strategies,
-                  self.accuracy),
-                 (not p.by_time, f"points that {first} is better by, paired by seed [95 % t-interval]", others,
-                  self.advantage),
-                 (p.target, f"virtual seconds to {target}, mean ± standard error over the seeds that reach it (at the "
-                  "first evaluation: the time of that)", p.strategies, self.time),
-                 (p.target, f"time to {target} as a multiple of {first}'s, geometric mean over the seeds that both "
-                  "reach it after the first evaluation [95 % t-interval]", others, self.ratio)]
-        for cluster in [c["name"] for c in p.clusters]:
-            text += "".join(self.table(f"Cluster {cluster}: {title}", strategies, cluster, entry)
-                            for wanted, title, strategies, entry in kinds if wanted)
-        if left := sum(not runs for runs in self.runs.values()):
-            text += f"\n{left} of {counted(len(self.runs), 'cell')}: no final run yet.\n"
-        edges = any(search.edge and search.runs for search in self.searches.values())
-        return text + ("\n† A neighbour of what was chosen was not tried within the budget.\n" if edges else "")
+        for cluster, (wanted, *kind) in itertools.product([c["name"] for c in p.clusters], kinds):
+            text += self.table(cluster, *kind) if wanted else ""
+        if left := sum(not search.runs for search in self.searches.values()):
+            text += f"\n{left} of {counted(len(self.searches), 'cell')}: no final run yet.\n"
+        edge = any(search.edge and search.runs for search in self.searches.values())
+        return text + "\n† A neighbour of what was chosen was not tried within the budget.\n" * edge
 
-    def table(self, title, strategies, cluster, entry):
-        rows = ""
-        for s in strategies:
-            keys = [(cluster, k, s.text) for k in self.workers]
-            if any(self.runs[key] for key in keys):
-                rows += f"| {s.text} | " + " | ".join(entry(key) if self.runs[key] else "–" for key in keys) + " |\n"
-        head = f"\n{title}\n\n| workers | " + " | ".join(map(str, self.workers)) + " |\n"
-        return head + "|---|" + "---|" * len(self.workers) + "\n" + rows if rows else ""
+    def table(self, cluster, title, strategies, entry):
+        """A row for each strategy that has final runs. None has: no table."""
+        head = ["workers", *map(str, self.workers)]
+        rows = [[s.text, *(self.searches[s, k, cluster] for k in self.workers)] for s in strategies]
+        rows = [[name, *(entry(s) if s.runs else "–" for s in row)] for name, *row in rows if any(s.runs for s in row)]
+        text = "".join(f"| {' | '.join(row)} |\n" for row in rows)
+        return f"\nCluster {cluster}: {title}\n\n| {' | '.join(head)} |\n{'|---' * len(head)}|\n{text}" if rows else ""
 
-    def censored(self, **counts):
-        return ", ".join(f"{n} of {self.plan.seeds} {what.replace('_', ' ')}" for what, n in counts.items() if n)
+    def mean(self, search, which, form):
+        """Over seeds, and of how many there is what to be said."""
+        values, said = zip(*(run[which] for run in search.runs.values()))
+        said += ("not run",) * (self.plan.seeds - len(said))
+        note = [f"{said.count(what)} of {self.plan.seeds} {what}"
+                for what in ("diverged", "not reached", "at the first evaluation", "not run") if what in said]
+        return mean_text([v for v in values if v is not None], form, ", ".join(note))
 
-    def accuracy(self, key):
-        runs, search = self.runs[key].values(), self.searches[key]
-        gone = self.censored(diverged=sum(r["diverged"] for r in runs), not_run=self.plan.seeds - len(runs))
-        mean = mean_text([r["points"] for r in runs], "%.2f", gone)
-        return f"{mean} ({search.chosen_text()})" + "†" * search.edge
-
-    def time(self, key):
-        runs = self.runs[key].values()
-        missed = [r["diverged"] for r in runs if r["seconds"] is None]
-        gone = self.censored(diverged=sum(missed), not_reached=len(missed) - sum(missed),
-                             at_the_first_evaluation=sum(r["early"] for r in runs), not_run=self.plan.seeds - len(runs))
-        return mean_text([r["seconds"] for r in runs], "%.1f", gone)
-
-    def pairs(self, key, name, compare):
-        """compare(the first strategy's value, this one's), by seed; None where one of them has none."""
-        one, other = self.runs[key[0], key[1], self.plan.strategies[0].text], self.runs[key]
-        pairs = [(one[seed][name], other[seed][name]) for seed in one if seed in other]
-        return [None if None in pair else compare(*pair) for pair in pairs]
-
-    def advantage(self, key):
-        return paired(self.pairs(key, "points", lambda a, b: a - b), "%+.2f", self.plan.seeds)
-
-    def ratio(self, key):
-        logarithms = self.pairs(key, "bounded", lambda a, b: math.log(b / a))
-        return paired(logarithms, "%.2f", self.plan.seeds, math.exp)
+    def paired(self, search, which, form, scale, back=float):
+        """The difference from the first strategy's runs with the same seeds, where nothing is to be said of the two."""
+        base, planned = self.searches[search.cell._replace(strategy=self.plan.strategies[0])].runs, self.plan.seeds
+        pairs = [(*base[seed][which], *run[which]) for seed, run in search.runs.items() if seed in base]
+        values = [scale(b) - scale(a) for a, said, b, said_too in pairs if not said and not said_too]
+        note = f"{len(values)} of {planned} pairs" if pairs and len(values) != planned else ""
+        return mean_text(values, form, note, True, back)
 
     def figures(self, folder):
         """NAME-CLUSTER.svg over the numbers of workers, with standard errors: test accuracy, or, of a plan that chooses
         by time, the time to the target."""
-        try:
-            from matplotlib import pyplot
-        except ImportError:
-            raise Refused("--figures needs matplotlib: apt-get install python3-matplotlib")
-        plan, name = self.plan, "seconds" if self.plan.by_time else "points"
+        from matplotlib import pyplot
+        plan, folder = self.plan, pathlib.Path(folder)
         shown = f"virtual seconds to {100 * plan.target:.4g} %" if plan.by_time else "test accuracy in %"
-        pathlib.Path(folder).mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         for cluster in [c["name"] for c in plan.clusters]:
             figure, axes = pyplot.subplots(figsize=(10, 5), layout="constrained")
             axes.set_prop_cycle(pyplot.cycler(linestyle=["-", "--", ":"]) * pyplot.cycler(color=pyplot.cm.tab10.colors))
-            for strategy in plan.strategies:
-                values = {k: [r[name] for r in self.runs[cluster, k, strategy.text].values() if r[name] is not None]
-                          for k in self.workers}
-                points = [(k, statistics.fmean(v), standard_error(v)) for k, v in values.items() if v]
-                if points:
-                    axes.errorbar(*zip(*points), marker="o", markersize=4, capsize=3, label=strategy.text)
+            for s in plan.strategies:
+                measures = [(k, [run[plan.by_time][0] for run in self.searches[s, k, cluster].runs.values()])
+                            for k in self.workers]
+                values = [(k, [v for v in measured if v is not None]) for k, measured in measures]
+                if points := [(k, statistics.fmean(v), standard_error(v)) for k, v in values if v]:
+                    axes.errorbar(*zip(*points), marker="o", markersize=4, capsize=3, label=s.text)
             axes.set(xscale="log", xlabel="workers", ylabel=shown, yscale="log" if plan.by_time else "linear")
             axes.set_title(textwrap.fill(f"{plan.title}: {cluster}", 90), fontsize="medium")
             axes.set_xticks(self.workers, map(str, self.workers))
             axes.tick_params(axis="x", which="minor", bottom=False, labelbottom=False)
             figure.legend(fontsize="small", loc="outside right upper")
-            path = pathlib.Path(folder) / f"{pathlib.Path(plan.path).stem}-{cluster}.svg"
-            figure.savefig(path)
-            print(path)
+            figure.savefig(folder / f"{plan.path.stem}-{cluster}.svg")
+            print(folder / f"{plan.path.stem}-{cluster}.svg")
 
-
-def status(plan, results, jobs):
-    """Points tried and final runs of each cell, and the hours that are left."""
-    text, left, final = "", 0, 0
-    widest = max(len(c["name"]) for c in plan.clusters)
-    paces = [(t.workers, r["wall_seconds"] / t.epochs) for t, r in results.items() if not r["diverged"]]
-    for cell in plan.cells:
-        search = Search(plan, results, cell)
-        tried, done = len(search.tried), len(search.runs)
-        final += done
-        finalists = len(search.missing) if tried == plan.search else plan.finalists * (plan.tuning_seeds - 1)
-        searching = 0 if search.chosen else max(0, plan.search - tried) + finalists
-        same = [pace for workers, pace in paces if workers == cell.workers] or [pace for _, pace in paces]
-        if same:
+    def status(self, jobs):
+        """Points tried and final runs of each cell, and the hours that are left."""
+        plan, text, left, final = self.plan, "", 0, 0
+        widest = max(len(c["name"]) for c in plan.clusters)
+        paces = [(t.workers, r["wall_seconds"] / t.epochs) for t, r in self.results.items() if not r["diverged"]]
+        for (strategy, workers, cluster), search in self.searches.items():
+            tried, done, chosen = len(search.tried), len(search.runs), ", chosen" if search.chosen else ""
+            finalists = len(search.missing) if tried == plan.search else plan.finalists * (plan.tuning_seeds - 1)
+            searching = 0 if chosen else max(0, plan.search - tried) + finalists
+            same = [pace for k, pace in paces if k == workers] or [pace for _, pace in paces] or [0]
             left += statistics.fmean(same) * (searching * plan.tuning_epochs + (plan.seeds - done) * plan.epochs)
-        text += (f"{cell.strategy.text:<40} {cell.workers:4} workers, {cell.cluster:<{widest}}  {tried:3} of "
-                 f"{plan.search} points tried{', chosen' * bool(search.chosen)}, {done} of {plan.seeds} final runs\n")
-    text += f"{len(results)} runs, {final} of {len(plan.cells) * plan.seeds} final; "
-    return text + (f"about {left / 3600 / jobs:.1f} hours are left with {counted(jobs, 'job')}\n" if paces
-                   else "no run has ended: the time that is left is unknown\n")
-
-
-# ---- checks ----------------------------------------------------------------------------------------------------------
-def cpu_of(made_by):
-    """Of "0.1.0, git 1a2b3c4, AMD EPYC, oneDNN 2.6.3, AVX2", or without a commit: what is after the version."""
-    return re.sub(r"^[^,]*(, git [^,]*)?", "", made_by)
+            final += done
+            text += (f"{strategy.text:<40} {workers:4} workers, {cluster:<{widest}}  {tried:3} of {plan.search} points "
+                     f"tried{chosen}, {done} of {plan.seeds} final runs\n")
+        return text + f"{len(self.results)} runs, {final} of {len(plan.cells) * plan.seeds} final; " + (
+            f"about {left / 3600 / jobs:.1f} hours are left with {counted(jobs, 'job')}\n" if paces
+            else "no run has ended: the time that is left is unknown\n")
 
 
 def contradiction(results, trial, again):
-    """Why a row that was run again contradicts the results; empty: it does not. PLAN.md says what may differ."""
+    """What of a row that was run again contradicts the results; empty: nothing. PLAN.md says what may differ."""
     was = results[trial]
-    said = ["diverged" if o["diverged"] else f"{100 * o['accuracy']:.7g} %" for o in (was, again)]
-    both = f"recorded: {said[0]} by {was['made_by']}; now: {said[1]} by {again['made_by']}"
-    if was["made_by"] == again["made_by"] and "-dirty" not in was["made_by"]:
-        fields = "diverged accuracy evaluations delays participation dropped refused gap correction".split()
-        return "" if all(was[name] == again[name] for name in fields) else both + " (not the same bits)"
-    same_cpu = cpu_of(was["made_by"]) == cpu_of(again["made_by"])
-    seeds = [r["accuracy"] for t, r in results.items() if t._replace(seed=trial.seed) == trial and t != trial
-             and not r["diverged"]] + ([] if again["diverged"] else [again["accuracy"]])
-    most = max(0.01 if same_cpu else 0.03, 3 * statistics.stdev(seeds) if len(seeds) > 1 else 0)
-    allowed = f" (they may differ by {100 * most:.7g} points)"
-    if same_cpu and was["diverged"] != again["diverged"]:
-        return both
+    bits = was["made_by"] == again["made_by"] and "-dirty" not in was["made_by"]
+    cpus = [re.sub(r"^[^,]*(, git [^,]*)?", "", outcome["made_by"]) for outcome in (was, again)]
+    seeds = [o["accuracy"] for t, o in [*results.items(), (trial._replace(seed=0), again)]
+             if t != trial and t._replace(seed=trial.seed) == trial and not o["diverged"]]
+    most = max(0.01 if cpus[0] == cpus[1] else 0.03, 3 * statistics.stdev(seeds) if len(seeds) > 1 else 0)
+    ended = not was["diverged"] and not again["diverged"]
+    whole = ended and len(was["evaluations"]) == len(again["evaluations"])  # else other pushes were made
+    differ = {
+        "end": cpus[0] == cpus[1] and was["diverged"] != again["diverged"],
+        "accuracy": ended and abs(was["accuracy"] - again["accuracy"]) > most,
+        "delays": whole and was["delays"] != again["delays"],
+        "participation": whole and not math.isclose(was["participation"], again["participation"], rel_tol=1e-6)}
     for at, (one, two) in enumerate(zip(was["evaluations"], again["evaluations"]), 1):
-        if any(abs(one[i] - two[i]) > 1e-6 * two[i] for i in (0, 1)):
-            return f"{both}, evaluation {at}: {one[1]:.7g} virtual seconds were recorded, now {two[1]:.7g}"
-        if same_cpu and abs(one[2] - two[2]) > most:
-            return f"{both}, evaluation {at}: {100 * one[2]:.7g} % was recorded, now {100 * two[2]:.7g} %{allowed}"
-    if was["diverged"] or again["diverged"]:
-        return ""
-    if abs(was["accuracy"] - again["accuracy"]) > most:
-        return both + allowed
-    # Runs that end at a target may end sooner or later. Then other pushes were made.
-    shares = was["participation"], again["participation"]
-    pushes = was["delays"] == again["delays"] and math.isclose(*shares, rel_tol=1e-6)
-    return "" if pushes or len(was["evaluations"]) != len(again["evaluations"]) else (
-        both + ": other delays or another participation")
-
-
-def can_run(plan):
-    """Whether this CPU has the plan's type."""
-    try:
-        simulate(["--dry-run", "--dtype", plan.dtype])
-        return True
-    except Refused as e:
-        print(f"{plan.path}: left out: {e}")
-        return False
+        same = all(math.isclose(one[i], two[i], rel_tol=1e-6) for i in (0, 1))
+        name = f"evaluation {at} ({one[1]:.7g} s, {one[2]:.7g}; now {two[1]:.7g} s, {two[2]:.7g})"
+        differ[name] = not same or (cpus[0] == cpus[1] and abs(one[2] - two[2]) > most)
+    if bits:
+        fields = "diverged accuracy evaluations delays participation dropped refused gap correction".split()
+        differ |= {name: was[name] != again[name] for name in fields}
+    names = ", another ".join(name for name, is_so in differ.items() if is_so)
+    allowed = "not the same bits" if bits else f"accuracies may differ by {100 * most:.7g} points"
+    both = f"{was['accuracy']:.7g} by {was['made_by']}; now {again['accuracy']:.7g} by {again['made_by']}"
+    return f"another {names}, {allowed}: recorded {both}" if names else ""
 
 
 def check(plans, count, seed, seconds):
     """Rows of all plans' results, drawn together, are run again. Exits with 1 when one contradicts the results."""
-    results = {plan: read_results(results_of(plan), plan) for plan in plans}
-    rows = [(plan, t) for plan in plans if can_run(plan) for t, r in results[plan][0].items()
-            if r["wall_seconds"] <= seconds]
-    if not rows:
-        raise Refused(f"no row took at most {seconds:g} s: choose a larger --check-seconds")
+    rows, wrong = [], 0
+    for plan in plans:
+        if why := dry_run("asgd", 1, plan.dtype)["why"]:
+            print(f"{plan.path}: left out: {why}")
+            continue
+        results = Results(plan)
+        rows += [(plan, results, trial) for trial, row in results.items() if row["wall_seconds"] <= seconds]
+    require(rows, f"no row took at most {seconds:g} s: choose a larger --check-seconds")
     drawn = random.Random(seed).sample(rows, min(count, len(rows)))
     print(f"{len(drawn)} of {len(rows)} rows, drawn with seed {seed} of those of at most {seconds:g} s")
-    wrong = 0
-    for plan, trial in drawn:
-        recorded, header, _ = results[plan]
+    for plan, results, trial in drawn:
         row = plan.run(trial)
-        if header["data"] and row["data"] != header["data"]:
-            raise Refused(f"{plan.path}: its runs had other data ({header['data']}; now: {row['data']})")
-        again = checked_outcome(row, trial)
-        show(trial, again)
-        why = contradiction(recorded, trial, again)
+        results.add(plan.header() | {"data": row["data"], "made_by": row["made_by"]})
+        was, again = results[trial], outcome_of(row)
+        print(trial, again["status"], again["accuracy"], file=sys.stderr)
+        why = contradiction(results, trial, again)
         agrees = ("not decided: on one of two CPUs it diverged, only times were compared"
-                  if recorded[trial]["diverged"] != again["diverged"] else "agrees, every evaluation to the bit"
-                  if recorded[trial]["evaluations"] == again["evaluations"] else "agrees")
+                  if was["diverged"] != again["diverged"] else "agrees, every evaluation to the bit"
+                  if was["evaluations"] == again["evaluations"] else "agrees")
         print(f"{plan.path}: {why or agrees}", flush=True)
         wrong += bool(why)
     if wrong:
         sys.exit(f"experiment: {counted(wrong, 'row')} of {len(drawn)} contradict the results")
-
-
-def show(trial, outcome):
-    accuracy = "diverged" if outcome["diverged"] else (
-        f"{'test' if trial.final else 'held back'} {100 * outcome['accuracy']:.2f} %")
-    print(f"{trial.strategy:<26} {trial.workers:4} workers  {trial.cluster:<8} η {trial.rate:<9.4g} "
-          f"μ {trial.momentum:<5.3g} {trial.epochs} epochs  seed {trial.seed:<5} {accuracy}, "
-          f"{outcome['wall_seconds']:.0f} s", file=sys.stderr)
-
-
-def results_of(plan):
-    return str(pathlib.Path(plan.path).with_suffix(".jsonl"))
 
 
 def main():
@@ -484,35 +549,29 @@ def main():
     parser.add_argument("--check-seconds", type=float, default=300, help="only rows that took at most so long (300)")
     options = parser.parse_args()
     rows = re.fullmatch(r"([1-9]\d*)(?:,(\d+))?", options.check or "1")
-    if not rows:
-        raise Refused(f"--check {options.check}: expected a number of rows from 1, or ROWS,SEED")
-    if len(options.plans) > 1 and not options.check:
-        raise Refused("name one plan (--check takes several)")
-    if not 1 <= options.jobs <= 1000:
-        raise Refused(f"--jobs {options.jobs}: expected 1 to 1000")
+    require(rows, f"--check {options.check}: expected a number of rows from 1, or ROWS,SEED")
+    require(len(options.plans) == 1 or options.check, "name one plan (--check takes several)")
+    require(1 <= options.jobs <= 1000, f"--jobs {options.jobs}: expected 1 to 1000")
     plans = [Plan(path) for path in options.plans]
     if options.check:
         return check(plans, int(rows[1]), int(rows[2] or random.randrange(1000000)), options.check_seconds)
-    plan, path = plans[0], results_of(plans[0])
+    plan, results = plans[0], Results(plans[0])
     if not (options.table or options.figures or options.status):
         print("each run is kept: when this is interrupted, the same command goes on", file=sys.stderr)
-        carry_out(plan, path, options.jobs, plan.run)
-    if not options.status and not os.path.exists(path):
-        raise Refused(f"{path}: there are no results: the same command without an option makes them")
-    results = read_results(path, plan)[0]
-    if options.status:
-        print(status(plan, results, options.jobs), end="")
-    elif options.figures:
-        Report(plan, results).figures(options.figures)
-    else:
-        print(Report(plan, results).tables(), end="")
+        results.carry_out(options.jobs, plan.run)
+    none = f"{results.path}: there are no results: the same command without an option makes them"
+    require(results or options.status, none)
+    if options.figures:
+        return Report(plan, results).figures(options.figures)
+    report = Report(plan, results)
+    print(report.status(options.jobs) if options.status else report.tables(), end="")
 
 
 if __name__ == "__main__":
     try:
         main()
-    except (OSError, Refused) as e:
-        what = f"{e.filename}: {e.strerror}" if isinstance(e, OSError) else e
+    except (ImportError, OSError, Refused) as e:
+        what = f"{e.name} is missing: apt-get install python3-{e.name}" if isinstance(e, ImportError) else e
         print(f"experiment: {what}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
