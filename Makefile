@@ -80,8 +80,7 @@ common := $(wildcard $(addsuffix /*.cpp,core core/reference core/files core/trac
           $(filter-out $(network) dist/job/none.cpp dist/job/tandem-run.cpp,$(wildcard dist/*/*.cpp))
 
 sources  := $(sort $(filter-out $(pairs),$(common)) $(chosen))
-# What arranges, parses and prints is no faster for -O3 (its kernels excepted, whose rule comes first), only slower to build.
-light := $(if $(filter -O3,$(FLAGS)),-O1)
+light := $(if $(filter -O3,$(FLAGS)),-O1)# what arranges, parses and prints is no faster for -O3, only slower to build
 plumbing := $(filter-out %.kernel.cpp datasets/loader.cpp datasets/image.cpp,$(wildcard core/*.cpp datasets/*.cpp))
 quick := $(filter-out dist/collectives/algorithms.cpp dist/collectives/node.cpp dist/server/shard_server.cpp dist/server/rules.cpp dist/server/shard_service.cpp dist/server/shard.cpp dist/server/worker.cpp,$(wildcard dist/*/*.cpp))# but for where numbers are added up
 united := $(if $(UNITED),$(filter-out $(pairs) %.kernel.cpp core/process_start.cpp,$(filter autograd/% core/files/% layers/% $(plumbing) $(quick),$(sources))))
@@ -137,7 +136,7 @@ ifneq ($(compiling),)
 endif
 
 $(OBJ)/layers/%.o $(OBJ)/examples/%.o $(OBJ)/tests/%.o $(patsubst %.cpp,$(OBJ)/%.o,$(plumbing) $(quick)) \
-$(addprefix $(OBJ)/,$(addsuffix united.o,$(filter-out autograd/ core/files/,$(folders)))): compile += $(light)
+$(addprefix $(OBJ)/,$(addsuffix united.o,$(filter-out autograd/ core/files/ layers/%,$(folders)))): compile += $(light)
 # An example with an operation of its own is device code, too.
 $(patsubst %.cpp,$(OBJ)/%.o,$(if $(CUDA_ON),$(shell grep -l '"autograd/elementwise.h"' examples/*.cpp))): compile = $(kernel)
 
@@ -155,8 +154,7 @@ $(OBJ)/datasets/image.o: compile += $(if $(findstring undefined,$(SANITIZE)),-fn
 $(OBJ)/core/process_start.o: compile = $(CXX) $(strip $(filter-out -fsanitize=%,$(FLAGS))) -I.
 $(OBJ)/%.o: %.cpp $(BUILD)/compile.flags | $(parsed)
 	$(call say,$(notdir $(firstword $(compile))) $<)$(compile) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
-$(folders:%=$(OBJ)/%united.o): %.o: %.cpp $(BUILD)/compile.flags | $(parsed)
-	$(call say,$(notdir $(firstword $(compile))) $<)$(compile) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
+vpath %united.cpp $(OBJ)
 $(OBJ)/build_info.o: $(BUILD)/build_info.cpp $(BUILD)/compile.flags | $(parsed)
 	$(call say,$(CXX) $<)$(compile) -MMD -MP -c $< -o $@
 
@@ -259,4 +257,4 @@ help:
 	@echo 'make install      library, headers and tandem.pc below PREFIX ($(strip $(PREFIX))); also uninstall, clean'
 	@echo
 	@echo 'Switches: $(switches) = auto, 1 (a promise) or 0'
-	@echo '          MARCH=native  SANITIZE=address,undefined or thread  DEBUG=1  WERROR=1  CXX=…  V=1'
+	@echo '          MARCH=native  SANITIZE=address,undefined or thread  DEBUG=1  WERROR=1  UNITED=1  CXX=…  V=1'
