@@ -154,7 +154,7 @@ void Barrier::wait() {
 
 void run(int parts, Call call, const void* body) {
   if (inside_part || parts <= 1) {
-    for (int part = 0; part < parts; part++) call(body, part);
+    for (int part = 0; part < std::max(1, parts); part++) call(body, part);
     return;
   }
   static thread_local Team team;

@@ -30,10 +30,10 @@ class SignalsWait {
 
 namespace team {
 using Call = void (*)(const void* body, int part);
-// Calls call(body, part) for every part in [0, parts): part 0 on the calling thread, each other part on a worker of its
-// own, or on the calling thread if that reaches the part first. So a part may wait for another part, which has ended,
-// runs, or will be begun by its worker. A call from inside a part runs its parts one after another. An exception in a
-// part ends the process.
+// Calls call(body, part) for every part in [0, parts), at least for part 0: part 0 on the calling thread, each other
+// part on a worker of its own, or on the calling thread if that reaches the part first. So a part may wait for another
+// part, which has ended, runs, or will be begun by its worker. A call from inside a part runs its parts one after
+// another. An exception in a part ends the process.
 void run(int parts, Call call, const void* body);
 bool inside();  // whether this thread runs a part
 
@@ -52,7 +52,6 @@ class Barrier {
 // Calls body(part) for every part in [0, parts), shared among the threads of the team.
 template <class Body>
 void in_parts(int parts, const Body& body) {
-  if (parts <= 1) return body(0);
   team::run(
       parts, [](const void* b, int part) { (*static_cast<const Body*>(b))(part); }, &body);
 }
