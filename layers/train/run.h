@@ -10,9 +10,7 @@
 #include "autograd/memory_plan.h"
 #include "layers/optim/accumulation.h"
 #include "layers/train/callback.h"
-#include "layers/train/epoch_sums.h"
 #include "layers/train/fit.h"
-#include "layers/train/one_batch.h"
 
 namespace tandem {
 
@@ -24,16 +22,6 @@ MetricFields recipe_fields(const Settings& settings, const std::string& optimize
 // Throws UsageError that names the first difference between the ranks. The location of the data may differ by host.
 // All ranks call it.
 void agree(Strategy& strategy, const Settings& settings, const RunConfig& options, bool resumes);
-
-// How the ranks share a batch.
-struct Cutting {
-  std::int64_t pictures = 0;  // of all ranks
-  int shares = 1;
-  bool one_step = true;  // the gradients of all shares make one step; otherwise each rank's gradient makes one
-  int times = 1;         // how many times larger the batch is than on one machine
-  std::int64_t smallest() const { return pictures / shares; }
-};
-Cutting cutting_of(const Strategy& strategy, const BatchSource& train, const Batch& first);
 
 // The learning rate of every step. A copy may be used from any thread.
 struct Rates {
@@ -73,7 +61,7 @@ class Run {
   void evaluate();      // stops the run if a signal interrupts it
   void end_epoch();
   FitReport end();
-  std::string fail(const std::string& error);  // after an exception; returns text to append to its message
+  std::string fail(std::string message);  // after an exception with this message; returns it with what callbacks add
 
   // ---- for callbacks ------------------------------------------------------------------------------------------------
   Module& model;
@@ -84,17 +72,17 @@ class Run {
   const RunConfig& options;
   const bool first_rank;  // whether this is the rank that writes files and lines
   CheckpointFiles files;
-  std::unique_ptr<OneBatch> one_batch;  // with overfit_batch
-  const FitData data;                   // this rank's
-  Settings settings;                    // the requested settings, by the options' names
+  std::unique_ptr<BatchSource> one_batch;  // with overfit_batch
+  const FitData data;                      // this rank's
+  Settings settings;                       // the requested settings, by the options' names
   FlatParameters flat;
   std::map<std::string, std::string> about;  // the data and the model, for exports
   std::int64_t classes = 0;                  // 0: unknown
-  std::int64_t global_batch = 0;             // pictures
+  std::int64_t global_batch = 0;             // pictures of all ranks
+  int batch_growth = 1;                      // how many times larger the batch is than on one machine
   std::unique_ptr<MemoryPlan> memory_plan;   // if there is a budget
   std::optional<Ema> ema;
   std::optional<Accumulation> accumulation;
-  Cutting cutting;
   Rates rates;
 
   RunPosition position;        // its epoch and batch are this rank's
@@ -108,7 +96,8 @@ class Run {
   struct Step {                // valid if known
     bool known = false;
     double loss = 0, right = 0;  // of the last batch: mean loss, number of pictures
-    double mean_loss = 0, accuracy = 0, images_per_second = 0, learning_rate = 0;  // since the epoch began
+    double mean_loss = 0, accuracy = 0, images_per_second = 0, seconds = 0;  // since the epoch began
+    double learning_rate = 0;
   } step;
   MetricSums trained;  // in the epoch, by all ranks
   EpochReport epoch;
@@ -126,6 +115,7 @@ class Run {
   }
   void warn(const std::string& text);  // to all callbacks
   RunPosition consistent_position();   // after an exception: the position that matches the parameters
+  std::int64_t smallest_share() const { return global_batch / strategy.ranks().batch_shares; }  // pictures
   Training training() { return {flat, optimizer, ema ? &*ema : nullptr, &strategy}; }
   std::int64_t batches_per_epoch() const { return data.train.batches_per_epoch(); }
 
@@ -144,8 +134,8 @@ class Run {
   bool reads_step() const;
   void share_evaluation();
 
-  const double clip_before_;
-  const IfNotFinite if_not_finite_before_;
+  const Restored<double> clip_norm_;
+  const Restored<IfNotFinite> if_not_finite_;
   std::optional<Counters> counters_;
   EpochSums sums_;
   MetricSums resumed_;                             // of the current epoch

@@ -16,6 +16,7 @@ std::shared_ptr<Callback> warn_of_doubts();
 std::shared_ptr<Callback> stop_early();  // RunConfig::patience; finds the best epoch in any case
 std::shared_ptr<Callback> save_checkpoints(Run& run);
 std::shared_ptr<Callback> overfit_batch();
+std::unique_ptr<BatchSource> first_batch_of(BatchSource& source);  // repeats it, 300 times an epoch
 
 bool asked_to_stop();  // whether a signal asked fit() to stop; may be called from any thread
 
