@@ -13,7 +13,7 @@ while read -r room most; do
 done <<'END'
 core 7124
 autograd 3519
-layers 6750
+layers 6737
 datasets 2112
 cuda 2706
 dist 12651

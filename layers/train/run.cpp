@@ -6,8 +6,6 @@
 #include "core/backend.h"
 #include "core/clock.h"
 #include "layers/export/torch_weights.h"
-#include "layers/train/callbacks/callbacks.h"
-#include "layers/train/step_memory.h"
 
 namespace tandem {
 namespace {

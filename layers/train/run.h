@@ -37,6 +37,25 @@ struct Rates {
 Schedule schedule_of(const RunConfig& options);
 Rates rates_of(const RunConfig& options, double given, int times, double steps_per_epoch);
 
+// The memory that a training step will need in addition to the memory already in use, computed before the first step:
+// if there is too little memory, the operating system ends the process without a message.
+struct StepMemory {
+  // Activations and their gradients at the peak of a step, and the picture in all batches that exist at a time
+  std::size_t per_picture = 0;
+  std::size_t left = 0;  // on the model's device, for this rank; −1: unknown
+  std::int64_t fits() const { return per_picture ? std::int64_t(left / per_picture) : 0; }  // the largest batch
+};
+
+// Runs the model forward on two pictures of this shape [N, H, W, C], on its own device, and measures the tape
+// (layers/export/summary.h). This takes some milliseconds. Scratch memory of kernels and the tape's nodes are estimated
+// as a tenth of the rest.
+StepMemory step_memory(Module& model, const Tensor& images);
+
+// Throws UsageError when a step on such a batch cannot fit; the message has the needed memory, the available memory and
+// the largest batch that fits. It costs nothing if the batch is small compared to the memory. Parameters, their
+// gradients, the optimizer's state and the data set are already allocated, and so are not counted as available.
+void require_memory(Module& model, const Batch& batch);
+
 class Run {
  public:
   // Checks the options, compares them with the other ranks, allocates the parameters and loads the run to resume.
@@ -148,5 +167,20 @@ class Run {
   bool interrupted_ = false;
   std::string asked_why_;
 };
+
+// The callbacks of fit(), which do its work besides training, in the order in which they are called. Run::begin()
+// makes them; those with a Run may throw UsageError.
+std::shared_ptr<Callback> stop_on_signal();   // SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGXCPU
+std::shared_ptr<Callback> profile(Run& run);  // RunConfig::profiler
+std::shared_ptr<Callback> write_metrics(Run& run);
+std::shared_ptr<Callback> write_exports(Run& run);  // RunConfig::import_export
+std::shared_ptr<Callback> show_progress(Run& run);
+std::shared_ptr<Callback> warn_of_doubts();
+std::shared_ptr<Callback> stop_early();  // RunConfig::patience; finds the best epoch in any case
+std::shared_ptr<Callback> save_checkpoints(Run& run);
+std::shared_ptr<Callback> overfit_batch();
+std::unique_ptr<BatchSource> first_batch_of(BatchSource& source);  // repeats it, 300 times an epoch
+
+bool asked_to_stop();  // whether a signal asked fit() to stop; may be called from any thread
 
 }  // namespace tandem

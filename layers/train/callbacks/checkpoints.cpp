@@ -1,6 +1,6 @@
 #include <cstdio>
 
-#include "layers/train/callbacks/callbacks.h"
+#include "layers/train/run.h"
 
 namespace tandem {
 namespace {

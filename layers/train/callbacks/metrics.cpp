@@ -3,7 +3,7 @@
 
 #include "core/backend.h"
 #include "core/clock.h"
-#include "layers/train/callbacks/callbacks.h"
+#include "layers/train/run.h"
 
 namespace tandem {
 namespace {

@@ -1,7 +1,7 @@
 #include <cstdio>
 
 #include "core/text.h"
-#include "layers/train/callbacks/callbacks.h"
+#include "layers/train/run.h"
 
 namespace tandem {
 namespace {

@@ -8,7 +8,7 @@
 #include "core/files/atomic_file.h"
 #include "core/text.h"
 #include "layers/export/summary.h"
-#include "layers/train/callbacks/callbacks.h"
+#include "layers/train/run.h"
 
 namespace tandem {
 namespace {

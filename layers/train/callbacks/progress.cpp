@@ -5,7 +5,7 @@
 
 #include "core/clock.h"
 #include "core/text.h"
-#include "layers/train/callbacks/callbacks.h"
+#include "layers/train/run.h"
 
 namespace tandem {
 namespace {

@@ -4,7 +4,7 @@
 #include <ctime>
 #include <mutex>
 
-#include "layers/train/callbacks/callbacks.h"
+#include "layers/train/run.h"
 
 namespace tandem {
 namespace {
