@@ -113,7 +113,7 @@ double matched_rate(RateRule rule, double rate, double times, double base_batch,
 std::vector<MetricFields> tuner_lines(const std::vector<TunedBatch>& rows, const TunedBatch& chosen,
                                       const MemoryMeans& means);
 
-// ---- with a program's options and data (choose_batch.cpp) ------------------------------------------------------------
+// ---- with a program's options and data (choose_batch.cpp) ----------------------------------------------------------
 struct TuneRequest {
   TunerOptions tuner = {};        // budget 0: the free memory; rates of copies are measured
   bool simulated = false;         // simulates an H200 with a virtual clock; the gradient noise is then not measured
