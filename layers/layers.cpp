@@ -44,9 +44,7 @@ std::unique_ptr<Conv2d> Conv2d::before_norm(std::int64_t in, std::int64_t out, i
 Variable Conv2d::forward(const Variable& x) { return conv2d(x, *weight_, optional(bias_), options_); }
 
 BatchNorm2d::BatchNorm2d(std::int64_t channels, bool relu, double epsilon, double momentum)
-    : options_{.epsilon = epsilon, .momentum = momentum, .relu = relu} {
-  weight_ = &parameter("weight", {channels}, Initial::constant(1), false);
-  bias_ = &parameter("bias", {channels}, Initial::constant(0), false);
+    : Affine({channels}), options_{.epsilon = epsilon, .momentum = momentum, .relu = relu} {
   running_mean_ = &buffer("running_mean", {channels}, 0);
   running_var_ = &buffer("running_var", {channels}, 1);
 }
@@ -64,16 +62,10 @@ Variable BatchNorm2d::operator()(const Variable& x, const Variable& residual) {
   return seen(forward(x, residual));
 }
 
-GroupNorm::GroupNorm(int groups, std::int64_t channels, double epsilon) : groups_(groups), epsilon_(epsilon) {
+GroupNorm::GroupNorm(int groups, std::int64_t channels, double epsilon)
+    : Affine({channels}), groups_(groups), epsilon_(epsilon) {
   require(groups >= 1 && channels % groups == 0, "GroupNorm: ", channels, " channels cannot be cut into ", groups,
           " groups");
-  weight_ = &parameter("weight", {channels}, Initial::ones(), false);
-  bias_ = &parameter("bias", {channels}, Initial::zeros(), false);
-}
-
-LayerNorm::LayerNorm(const Shape& shape, double epsilon) : epsilon_(epsilon) {
-  weight_ = &parameter("weight", shape, Initial::ones(), false);
-  bias_ = &parameter("bias", shape, Initial::zeros(), false);
 }
 
 }  // namespace tandem

@@ -38,8 +38,17 @@ class Conv2d : public Module {
   Parameter *weight_, *bias_ = nullptr;
 };
 
+// Scales and shifts its normalised input by parameters of this shape, which begin as ones and zeros.
+class Affine : public Module {
+ protected:
+  explicit Affine(const Shape& shape)
+      : weight_(&parameter("weight", shape, Initial::ones(), false)),
+        bias_(&parameter("bias", shape, Initial::zeros(), false)) {}
+  Parameter *weight_, *bias_;
+};
+
 // Batch normalisation over all axes but the last. forward(x, residual) adds the residual before the ReLU.
-class BatchNorm2d : public Module {
+class BatchNorm2d : public Affine {
  public:
   explicit BatchNorm2d(std::int64_t channels, bool relu = false, double epsilon = 1e-5, double momentum = 0.1);
   Variable forward(const Variable& x) override { return forward(x, {}); }
@@ -55,13 +64,12 @@ class BatchNorm2d : public Module {
 
  private:
   BatchNormOptions options_;
-  Parameter *weight_, *bias_;
   ModuleBuffer *running_mean_, *running_var_;
   Operation in_training_;
 };
 
 // Normalisation over groups of neighbouring channels within each picture: x [N, …, channels].
-class GroupNorm : public Module {
+class GroupNorm : public Affine {
  public:
   GroupNorm(int groups, std::int64_t channels, double epsilon = 1e-5);
   Variable forward(const Variable& x) override { return group_norm(x, groups_, *weight_, *bias_, epsilon_); }
@@ -69,18 +77,16 @@ class GroupNorm : public Module {
  private:
   int groups_;
   double epsilon_;
-  Parameter *weight_, *bias_;
 };
 
 // Normalisation over the last axes of x, which have the sizes `shape`: LayerNorm({64}).
-class LayerNorm : public Module {
+class LayerNorm : public Affine {
  public:
-  explicit LayerNorm(const Shape& shape, double epsilon = 1e-5);
+  explicit LayerNorm(const Shape& shape, double epsilon = 1e-5) : Affine(shape), epsilon_(epsilon) {}
   Variable forward(const Variable& x) override { return layer_norm(x, *weight_, *bias_, epsilon_); }
 
  private:
   double epsilon_;
-  Parameter *weight_, *bias_;
 };
 
 template <Variable (*operation)(const Variable&, const Pool2dOptions&)>

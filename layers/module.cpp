@@ -1,17 +1,16 @@
 #include "layers/module.h"
 
 #include "core/files/json.h"
+#include "core/text.h"
 
 namespace tandem {
 namespace {
 
 template <class T>
 T* named(const char* what, const std::string& name, const std::vector<std::pair<std::string, T*>>& all) {
-  std::string names;
-  for (const auto& [full, one] : all) {
+  for (const auto& [full, one] : all)
     if (full == name) return one;
-    names += (names.empty() ? "" : " ") + full;
-  }
+  const std::string names = joined(all, " ", [](const auto& one) { return one.first; });
   fail("the model has no ", what, " ", name, "; there are: ", names.empty() ? "none" : names);
 }
 

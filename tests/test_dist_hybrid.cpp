@@ -5,7 +5,6 @@
 #include "dist/strategies/machine_share.h"
 #include "dist/strategies/parameter_server.h"
 #include "layers/export/torch_weights.h"
-#include "layers/train/slices.h"
 #include "tests/host_ranks.h"
 #include "tests/naive.h"
 #include "tests/replicas.h"

@@ -2,7 +2,6 @@
 // How a layer that is cut trains, evaluates and is saved: test_dist_hybrid.cpp.
 #include "dist/strategies/all_reduce.h"
 #include "dist/strategies/local_steps.h"
-#include "layers/train/slices.h"
 #include "tests/replicas.h"
 
 namespace tandem::test {

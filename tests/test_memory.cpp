@@ -2,7 +2,7 @@
 #include <cstdlib>
 
 #include "core/reference/backend.h"
-#include "layers/train/step_memory.h"
+#include "layers/train/run.h"
 #include "tests/training.h"
 
 namespace tandem::test {

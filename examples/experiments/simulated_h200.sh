@@ -1,5 +1,5 @@
 #!/bin/sh
-# Predicted speed far beyond the memory: a simulated H200 (layers/train/choose_batch.h), minibatches of 4, 8 and 12 times the largest that
+# Predicted speed far beyond the memory: a simulated H200 (layers/train/choose_batch.cpp), minibatches of 4, 8 and 12 times the largest that
 # needs no plan, within 120 of its 141 GB.
 #
 #   sh examples/experiments/simulated_h200.sh [FOLDER] >examples/experiments/simulated_h200.txt

@@ -5,7 +5,7 @@
 #include <variant>
 
 #include "core/backend.h"
-#include "core/files/atomic_file.h"
+#include "core/files/files.h"
 #include "layers/export/onnx.pb.h"
 #include "layers/export/summary.h"
 
@@ -160,7 +160,7 @@ class Exporter {
     if (o.output.dtype() != DType::f32) no_mapping(std::string("computes in ") + name_of(o.output.dtype()));
     const Tensor& x = o.inputs.at(0);
     if (o.op == "conv2d") return convolution(o);
-    if (o.op == "linear") return linear(o);
+    if (o.op == "linear") return {with_weights("Gemm", o, value(x).name, false, {{"transB", 1}})};
     if (o.op == "batch_norm") return batch_norm(o);
     if (o.op == "max_pool2d" || o.op == "average_pool2d") return pool(o);
     if (o.op == "slice") return slice(o);
@@ -217,10 +217,6 @@ class Exporter {
     how.emplace_back("dilations", pair("dilation"));
     how.emplace_back("group", std::int64_t(o.attribute("groups")));
     return {with_weights("Conv", o, picture(o.inputs.at(0)).name, true, how), true};
-  }
-
-  Value linear(const Operation& o) {
-    return {with_weights("Gemm", o, value(o.inputs.at(0)).name, false, {{"transB", 1}})};
   }
 
   // x, gamma, beta, residual (or nothing), mean, variance.
@@ -302,10 +298,7 @@ std::string onnx_of(Module& model, Backend& backend, const Shape& picture) {
 }
 
 void export_onnx(Module& model, Backend& backend, const Shape& picture, const std::string& path) {
-  const std::string bytes = onnx_of(model, backend, picture);
-  AtomicFile file(path);
-  file.write(bytes.data(), bytes.size());
-  file.commit();
+  write_file(path, onnx_of(model, backend, picture));
 }
 
 }  // namespace tandem

@@ -126,7 +126,7 @@ ModelSummary summary(Module& model, const Shape& input, DType dtype) {
     out.parameters += p->shape.numel();
     out.parameter_bytes += p->variable.value().bytes();
   }
-  out.state.bytes = out.parameter_bytes;
+  out.state_bytes = out.parameter_bytes;
   for (auto& [name, s] : model.buffers()) out.buffer_bytes += s->tensor.bytes();
 
   const double pictures = input.rank() > 0 && input[0] > 0 ? double(input[0]) : 1;
@@ -159,7 +159,7 @@ std::string ModelSummary::text() const {
        << " multiply-adds per picture and forward pass\n"
        << "a training step on " << input << " " << name_of(dtype) << " keeps " << readable_bytes(double(saved_bytes))
        << " for backward; with gradients at most " << readable_bytes(double(backward_peak_bytes))
-       << ", with parameters and " << state.name << " " << readable_bytes(double(training_bytes())) << " (estimated)\n";
+       << ", with parameters and " << state << " " << readable_bytes(double(training_bytes())) << " (estimated)\n";
   return aligned(table, 3) + sums.str();
 }
 

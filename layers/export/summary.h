@@ -16,12 +16,6 @@ struct ModuleSummary {
   std::size_t saved_bytes = 0;  // that its operations save for backward; a storage is counted once over all modules
 };
 
-// The memory that training needs besides parameters and gradients: an optimizer's vectors, a moving average.
-struct TrainingState {
-  std::string name = "sgd";
-  std::size_t bytes = 0;
-};
-
 struct ModelSummary {
   std::vector<ModuleSummary> modules;  // in the order of the tree
   Shape input;
@@ -32,9 +26,12 @@ struct ModelSummary {
   // The peak of saved activations and gradients of activations in a training step, without the scratch memory of
   // kernels.
   std::size_t backward_peak_bytes = 0;
-  TrainingState state;  // of SGD with momentum, unless it is set
+  // What training needs besides parameters and gradients (an optimizer's vectors, a moving average): unless it is set,
+  // that of SGD with momentum.
+  std::string state = "sgd";
+  std::size_t state_bytes = 0;
   // Parameters, gradients, the state of training and that peak.
-  std::size_t training_bytes() const { return 2 * parameter_bytes + buffer_bytes + state.bytes + backward_peak_bytes; }
+  std::size_t training_bytes() const { return 2 * parameter_bytes + buffer_bytes + state_bytes + backward_peak_bytes; }
   std::string text() const;  // a table, and the sums in words
 };
 

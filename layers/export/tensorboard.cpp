@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <bit>
 #include <cerrno>
@@ -87,19 +86,13 @@ void EventFile::histogram(std::int64_t step, const std::string& tag, const Tenso
   h->set_num(double(v.size()));
   h->set_sum(std::accumulate(v.begin(), v.end(), 0.0));
   h->set_sum_squares(std::inner_product(v.begin(), v.end(), v.begin(), 0.0));
-  // 64 buckets of one width from the smallest to the largest; the last holds its right end too.
-  constexpr int buckets = 64;
-  const double width = (*high - *low) / buckets;
-  std::array<std::int64_t, buckets> counts{};
-  for (double x : v) counts[width > 0 ? std::min<std::size_t>(buckets - 1, std::size_t((x - *low) / width)) : 0]++;
-  if (!(width > 0)) {  // one value
-    h->add_bucket_limit(std::nextafter(*high, std::numeric_limits<double>::max()));
-    h->add_bucket(double(v.size()));
-  } else
-    for (int i = 0; i < buckets; i++) {
-      h->add_bucket_limit(i + 1 == buckets ? *high : *low + width * (i + 1));
-      h->add_bucket(double(counts[std::size_t(i)]));
-    }
+  // 64 buckets of one width from the smallest to the largest; the last holds its right end too. One value has one.
+  const double width = (*high - *low) / 64;
+  std::vector<std::int64_t> counts(width > 0 ? 64 : 1);
+  for (double x : v) counts[width > 0 ? std::min(counts.size() - 1, std::size_t((x - *low) / width)) : 0]++;
+  for (std::size_t i = 0; i + 1 < counts.size(); i++) h->add_bucket_limit(*low + width * double(i + 1));
+  h->add_bucket_limit(width > 0 ? *high : std::nextafter(*high, std::numeric_limits<double>::max()));
+  for (std::int64_t n : counts) h->add_bucket(double(n));
   write(event.SerializeAsString());
 }
 

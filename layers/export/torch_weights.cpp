@@ -7,7 +7,6 @@
 #include "layers/export/summary.h"
 #include "layers/optim/flat_parameters.h"
 #include "layers/train/checkpoint.h"
-#include "layers/train/slices.h"
 
 namespace tandem {
 namespace {

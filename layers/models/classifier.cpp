@@ -1,6 +1,5 @@
 #include "layers/models/classifier.h"
 
-#include "autograd/ops.h"
 #include "core/files/safetensors.h"
 #include "core/text.h"
 #include "datasets/loader.h"

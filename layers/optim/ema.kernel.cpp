@@ -35,7 +35,7 @@ struct Swap {
 
 Ema::Ema(FlatParameters& flat, double decay)
     : values(flat.values.clone()), buffers(flat.buffers.clone()), flat_(flat), decay_(decay) {
-  require(decay > 0 && decay < 1, "EMA: the decay ", decay, " must lie between 0 and 1");
+  require(decay > 0 && decay < 1, "ema: the decay ", decay, " must lie between 0 and 1");
 }
 
 void Ema::update(const Optimizer& optimizer) {

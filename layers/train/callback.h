@@ -26,8 +26,8 @@ class Callback {
   virtual void stopped(Run&) {}    // the run ends before its last epoch
   virtual void warning(Run&, const std::string& text) { (void)text; }  // Run::warn() was called
   virtual void end(Run&) {}                                            // the model has the evaluated weights
-  // fit() ends by an exception with this message. Returns text to append to the message.
-  virtual std::string failed(Run&, const std::string& error) { return (void)error, std::string(); }
+  // fit() ends by an exception. The callback may append text to its message.
+  virtual void failed(Run&, std::string& message) { (void)message; }
 
   // Whether step_end() will read run.step's loss and accuracy after this step. On a device the read waits for the step.
   virtual bool reads_step(const Run&) const { return false; }

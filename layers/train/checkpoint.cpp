@@ -7,7 +7,6 @@
 #include "core/checksum.h"
 #include "core/files/safetensors.h"
 #include "core/text.h"
-#include "layers/train/slices.h"
 
 namespace tandem {
 namespace {
@@ -90,23 +89,23 @@ std::string checksum(const std::map<std::string, std::string>& metadata, const a
 }
 
 // Opens a file and verifies all its bytes.
-class Opened {
+class Opened : public SafetensorsFile {
  public:
-  explicit Opened(const std::string& path) : file(path) {
-    const auto& m = file.metadata();
+  explicit Opened(const std::string& path) : SafetensorsFile(path) {
+    const auto& m = metadata();
     if (!m.count("format") || m.at("format") != checkpoint_format)
       refuse(path, ": is a safetensors file, but not a checkpoint of a training run (weights of PyTorch are read by ",
              "--import-torch)");
     if (text("version") != format_version)
       refuse(path, ": is a checkpoint of version ", text("version"), ", this program reads version ", format_version);
-    const std::string now = checksum(m, file.tensors(), [&](const std::string& n) { return file.bytes(n); });
+    const std::string now = checksum(m, tensors(), [&](const std::string& n) { return bytes(n); });
     if (text("checksum") != now)
       refuse(path, ": is damaged (its checksum is ", text("checksum"), ", its contents give ", now,
              "): use an earlier checkpoint");
   }
   const std::string& text(const std::string& key) const {
-    auto found = file.metadata().find(key);
-    if (found == file.metadata().end()) refuse(file.path().string(), ": lacks '", key, "' in its metadata");
+    auto found = metadata().find(key);
+    if (found == metadata().end()) refuse(path().string(), ": lacks '", key, "' in its metadata");
     return found->second;
   }
   template <class T>
@@ -115,19 +114,19 @@ class Opened {
     const auto v = parsed<T>(t);
     constexpr bool real = std::is_floating_point_v<T>;
     if (!v || (!real && *v < 0))
-      refuse(file.path().string(), ": '", key, "' is '", t, "', expected a ", real ? "number" : "whole number");
+      refuse(path().string(), ": '", key, "' is '", t, "', expected a ", real ? "number" : "whole number");
     into = *v;
   }
   RunPosition position() const {
     RunPosition at;
     each_number(at, [&](const char* key, auto& number) { read(key, number); });
-    if (file.metadata().count("run")) at.run = text("run");
-    at.ended = file.metadata().count("ended") != 0;
+    if (metadata().count("run")) at.run = text("run");
+    at.ended = metadata().count("ended") != 0;
     return at;
   }
   // The state when the file was written. Without f16 no step is skipped, and older files do not have the scale.
   StepState state(StepState s) const {
-    if (file.metadata().count("loss scale"))
+    if (metadata().count("loss scale"))
       each_number_of_scale(s, [&](const char* key, auto& number) { read(key, number); });
     read("step", s.step);
     s.step -= s.skipped;
@@ -136,28 +135,25 @@ class Opened {
   // The texts whose names begin so, by the rest of their names.
   std::map<std::string, std::string> texts(const std::string& beginning) const {
     std::map<std::string, std::string> all;
-    for (const auto& [key, value] : file.metadata())
+    for (const auto& [key, value] : metadata())
       if (key.starts_with(beginning)) all[key.substr(beginning.size())] = value;
     return all;
   }
   // Throws before anything was read when a tensor is not there or of another shape.
   void check(const Named& wanted) const {
-    const std::string path = file.path().string();
-    const auto model = file.metadata().find(std::string(setting) + "--model");
-    const std::string whose =
-        model == file.metadata().end() ? "" : " (it was saved with --model " + model->second + ")";
+    const std::string file = path().string();
+    const auto model = metadata().find(std::string(setting) + "--model");
+    const std::string whose = model == metadata().end() ? "" : " (it was saved with --model " + model->second + ")";
     for (const auto& [name, part] : wanted) {
-      if (!file.has(name)) refuse(path, ": is of another model: it has no ", name, whose);
-      if (file.at(name).shape != part.whole)
-        refuse(path, ": is of another model: ", name, " is ", file.at(name).shape, " there and ", part.whole, " here",
+      if (!has(name)) refuse(file, ": is of another model: it has no ", name, whose);
+      if (at(name).shape != part.whole)
+        refuse(file, ": is of another model: ", name, " is ", at(name).shape, " there and ", part.whole, " here",
                whose);
     }
-    for (const auto& [name, entry] : file.tensors())
+    for (const auto& [name, entry] : tensors())
       if (name.find('/') == std::string::npos && !wanted.count(name))
-        refuse(path, ": is of another model: this one has no ", name, whose);
+        refuse(file, ": is of another model: this one has no ", name, whose);
   }
-
-  SafetensorsFile file;
 };
 
 }  // namespace
@@ -219,8 +215,7 @@ RunPosition load_checkpoint(const std::string& file, const Training& training, c
                             std::vector<std::string>* differences) {
   const Opened opened(file);
   Training held = training;
-  bool average = false;
-  for (const auto& [name, entry] : opened.file.tensors()) average |= name.starts_with("average/");
+  const bool average = opened.has("average/" + training.flat.parameter_ranges().front().name);
   if (!average) held.ema = nullptr;
   Named model;
   add_vectors(model, "", training.flat, training.flat.values, training.flat.buffers);
@@ -229,13 +224,13 @@ RunPosition load_checkpoint(const std::string& file, const Training& training, c
     refuse(file, ": was saved with --optimizer ", opened.text("optimizer"), ", this run uses ",
            training.optimizer.name());
   Named wanted = tensors_of(held);
-  std::erase_if(wanted, [&](auto& one) { return one.first.starts_with(of_strategy) && !opened.file.has(one.first); });
-  for (const auto& [name, entry] : opened.file.tensors())
+  std::erase_if(wanted, [&](auto& one) { return one.first.starts_with(of_strategy) && !opened.has(one.first); });
+  for (const auto& [name, entry] : opened.tensors())
     if (name.starts_with("optimizer/") && !wanted.count(name))
       refuse(file, ": holds ", name,
              ", of which this run's optimizer has no use: give the same --optimizer and --momentum");
   for (const auto& [name, part] : wanted)
-    if (!opened.file.has(name))
+    if (!opened.has(name))
       refuse(file, ": holds no ", name, ", which this run's optimizer needs: give the same --optimizer and --momentum");
   opened.check(wanted);
   if (opened.text("layout") != hex(training.flat.layout_hash(OwnerClass::replicated)))
@@ -243,7 +238,7 @@ RunPosition load_checkpoint(const std::string& file, const Training& training, c
 
   const RunPosition at = opened.position();
   const StepState state = opened.state(training.optimizer.read_state());
-  for (auto& [name, part] : wanted) read(opened.file, name, part);
+  for (auto& [name, part] : wanted) read(opened, name, part);
   training.flat.count_writes(training.flat.all());
   training.optimizer.resume_at(state);
   state_of(training.strategy, {.texts = opened.texts(of_strategy), .vectors = {}});
@@ -267,8 +262,7 @@ void load_weights(const std::string& file, FlatParameters& flat) {
   Named model;
   add_vectors(model, "", flat, flat.values, flat.buffers);
   opened.check(model);
-  for (auto& [name, part] : model)
-    read(opened.file, opened.file.has("average/" + name) ? "average/" + name : name, part);
+  for (auto& [name, part] : model) read(opened, opened.has("average/" + name) ? "average/" + name : name, part);
   flat.count_writes(flat.all());
 }
 

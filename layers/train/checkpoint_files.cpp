@@ -42,9 +42,8 @@ CheckpointFiles::CheckpointFiles(const std::string& folder, const std::string& r
   std::error_code none;
   if (automatic_ && folder_.empty())
     refuse(
-        "--resume auto: goes on with the last checkpoint in the folder of --checkpoint: add --checkpoint FOLDER, or "
-        "name the ",
-        "folder to go on from");
+        "--resume auto: goes on with the last checkpoint in the folder of --checkpoint: add --checkpoint FOLDER, or ",
+        "name the folder to go on from");
   if (automatic_) from_ = is_there(last()) ? last() : is_there(best()) ? best() : "";
   if (!from_.empty() && fs::is_directory(from_, none)) {
     if (folder_.empty()) {

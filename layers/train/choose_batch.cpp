@@ -1,14 +1,11 @@
-#include "layers/train/choose_batch.h"
+#include "layers/train/tuner.h"
 
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
 
-#include "core/text.h"
 #include "datasets/loader.h"
 #include "layers/models/models.h"
-#include "layers/optim/flat_parameters.h"
-#include "layers/train/strategy.h"
 
 namespace tandem {
 namespace {

@@ -56,11 +56,9 @@ LoaderOptions in_order(const RunConfig& o) {
 }  // namespace
 
 Loaders::Loaders(const Dataset& data, const RunConfig& o, Backend& backend)
-    : Loaders(split(normalised(data.train, o), o.val, o.seed), normalised(data.test, o), o, backend) {}
-
-Loaders::Loaders(const std::pair<Pictures, Pictures>& parts, const Pictures& tested, const RunConfig& o,
-                 Backend& backend)
-    : train(parts.first, shuffled_and_augmented(parts.first, o), backend), test(tested, in_order(o), backend) {
+    : parts(split(normalised(data.train, o), o.val, o.seed)),
+      train(parts.first, shuffled_and_augmented(parts.first, o), backend),
+      test(normalised(data.test, o), in_order(o), backend) {
   if (o.val) validation.emplace(parts.second, in_order(o), backend);
 }
 

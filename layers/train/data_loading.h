@@ -17,13 +17,10 @@ class Loaders {
   Loaders(const Dataset& data, const RunConfig& options, Backend& backend);
   operator FitData() { return {train, validation ? &*validation : nullptr, &test}; }
 
+  const std::pair<Pictures, Pictures> parts;  // for training, and held back
   Loader train;
   std::optional<Loader> validation;
   Loader test;
-
- private:
-  Loaders(const std::pair<Pictures, Pictures>& parts, const Pictures& tested, const RunConfig& options,
-          Backend& backend);
 };
 
 }  // namespace tandem

@@ -1,6 +1,5 @@
-#include "layers/train/epoch_sums.h"
-
 #include "core/launch.h"
+#include "layers/train/evaluate.h"
 
 namespace tandem {
 namespace {

@@ -1,7 +1,7 @@
 #include "layers/train/evaluate.h"
 
 #include "core/elementwise.h"
-#include "layers/train/callbacks/callbacks.h"
+#include "layers/train/run.h"
 
 namespace tandem {
 

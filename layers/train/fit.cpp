@@ -29,10 +29,9 @@ FitReport evaluate_only(Module& model, const Task& task, Backend& backend, const
   const Evaluation e = evaluate(model, *data.test, nullptr, task);
   if (!std::isfinite(e.loss)) warn("the test loss is not finite: the weights, or the pictures, hold NaN or infinity");
   FitReport report;
-  EpochReport reached;
+  EpochReport& reached = report.epochs.emplace_back();
   reached.test_loss = e.loss;
   if (task.has_accuracy) reached.test_accuracy = e.accuracy;
-  report.epochs.push_back(reached);
   return report;
 }
 
@@ -79,7 +78,7 @@ FitReport fit(Module& model, const Task& task, Optimizer& optimizer, Backend& ba
   try {
     return train(run);
   } catch (const NotFinite& e) {
-    throw NotFinite(e.what() + run.fail(e.what()));
+    throw NotFinite(run.fail(e.what()));
   } catch (const std::exception& e) {
     run.fail(e.what());
     throw;

@@ -11,7 +11,37 @@ namespace {
 
 namespace fs = std::filesystem;
 
-void refuse_options(const RunConfig& o) {
+void refuse_files(const RunConfig& o) {
+  std::error_code none;
+  // The files that this run replaces, and their options. Others may meet: checkpoints go where one was resumed.
+  std::map<fs::path, std::pair<std::string, std::string>> replaced;
+  auto check = [&](const std::string& option, const std::string& path, bool replaces) {
+    if (path.empty()) return;
+    fs::path place = fs::weakly_canonical(fs::absolute(path), none);
+    if (!place.has_filename()) place = place.parent_path();  // "run" and "run/" are one
+    if (const auto there = replaced.find(place); there != replaced.end())
+      refuse(there->second.first, " and ", option, " both mean ", there->second.second,
+             ": choose another name for one of them");
+    if (replaces) replaced[place] = {option, path};
+  };
+  const ImportExportFiles& f = o.import_export;
+  check("--metrics", o.metrics, true);
+  check("--trace", o.profiler.trace, true);
+  check("--dot", o.profiler.dot, true);
+  check("--export-torch", f.export_torch, true);
+  check("--export-onnx", f.export_onnx, true);
+  check("--import-torch", f.import_torch, false);
+  check("--tensorboard", f.tensorboard, false);
+  const bool folder = fs::is_directory(o.resume, none);
+  for (const auto& [option, path] : {std::pair{"--checkpoint", o.checkpoint}, {"--resume", folder ? o.resume : ""}})
+    for (const char* file : {"", "last.safetensors", "best.safetensors"})
+      if (!path.empty()) check(option, (fs::path(path) / file).string(), false);
+  if (!folder) check("--resume", o.resume, false);
+}
+
+}  // namespace
+
+void check_options_agree(const RunConfig& o) {
   const bool one = o.overfit_batch;
   const std::string beside = "--overfit-batch trains on one batch only, 300 times: it has no use for ";
   const struct {
@@ -47,40 +77,6 @@ void refuse_options(const RunConfig& o) {
   };
   for (const auto& row : table)
     if (row.holds) throw UsageError(row.text);
-}
-
-void refuse_files(const RunConfig& o) {
-  const ImportExportFiles& f = o.import_export;
-  std::vector<std::pair<std::string, std::string>> places = {{"--metrics", o.metrics},
-                                                             {"--trace", o.profiler.trace},
-                                                             {"--dot", o.profiler.dot},
-                                                             {"--export-torch", f.export_torch},
-                                                             {"--export-onnx", f.export_onnx}};
-  const std::size_t replaced = places.size();  // by this run; the others may meet: checkpoints go where one was resumed
-  places.insert(places.end(), {{"--import-torch", f.import_torch}, {"--tensorboard", f.tensorboard}});
-  std::error_code none;
-  const bool folder = fs::is_directory(o.resume, none);
-  for (const auto& [option, path] : {std::pair{"--checkpoint", o.checkpoint}, {"--resume", folder ? o.resume : ""}})
-    for (const char* file : {"", "last.safetensors", "best.safetensors"})
-      if (!path.empty()) places.push_back({option, (fs::path(path) / file).string()});
-  if (!folder) places.push_back({"--resume", o.resume});
-
-  auto canonical = [&](const std::string& path) {  // "run" and "run/" are one
-    const fs::path p = fs::weakly_canonical(fs::absolute(path), none);
-    return p.has_filename() ? p : p.parent_path();
-  };
-  for (std::size_t a = 0; a < replaced; a++)
-    for (std::size_t b = a + 1; b < places.size(); b++)
-      if (!places[a].second.empty() && !places[b].second.empty() &&
-          canonical(places[a].second) == canonical(places[b].second))
-        refuse(places[a].first, " and ", places[b].first, " both mean ", places[a].second,
-               ": choose another name for one of them");
-}
-
-}  // namespace
-
-void check_options_agree(const RunConfig& o) {
-  refuse_options(o);
   refuse_files(o);
 }
 

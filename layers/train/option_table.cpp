@@ -1,11 +1,10 @@
-#include "layers/train/option_rows.h"
-
 #include <cmath>
 #include <thread>
 
 #include "core/files/json.h"
 #include "datasets/partition.h"
 #include "layers/models/models.h"
+#include "layers/train/options.h"
 
 namespace tandem {
 namespace {

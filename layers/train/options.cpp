@@ -2,7 +2,6 @@
 
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <cmath>
 #include <csignal>
@@ -13,7 +12,6 @@
 
 #include "core/machine.h"
 #include "core/team.h"
-#include "core/text.h"
 
 namespace tandem {
 namespace {
@@ -98,17 +96,16 @@ std::unique_ptr<Backend> make_backend(const RunConfig& o) {
   } catch (const UsageError&) {
     throw;
   } catch (const Error& e) {
-    throw UsageError("--device " + o.device + ": " + e.what());
+    refuse("--device ", o.device, ": ", e.what());
   }
   if (!backend->supports(o.dtype))
-    throw UsageError(std::string("--dtype ") + name_of(o.dtype) + ": not supported by " + backend->description() +
-                     (o.dtype == DType::f16 ? " (f16 is for --device cuda)" : ""));
+    refuse("--dtype ", name_of(o.dtype), ": not supported by ", backend->description(),
+           o.dtype == DType::f16 ? " (f16 is for --device cuda)" : "");
   backend->deterministic(o.deterministic);
   if (o.exact_conv && backend->name() == "reference")
-    throw UsageError(
-        "--exact-conv leaves Winograd's convolution out, and the reference backend has none: leave the option out");
+    refuse("--exact-conv leaves Winograd's convolution out, and the reference backend has none: leave the option out");
   backend->exact_convolution(o.exact_conv);
-  if (o.tf32 && !backend->on_device()) throw UsageError("--tf32 is for --device cuda");
+  if (o.tf32 && !backend->on_device()) refuse("--tf32 is for --device cuda");
   backend->tf32(o.tf32);
   if (backend->on_device()) {  // detects a second installed version of a library
     std::fprintf(stderr, "%s\n", backend->description().c_str());

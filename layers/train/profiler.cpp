@@ -1,6 +1,7 @@
 #include "layers/train/profiler.h"
 
 #include <algorithm>
+#include <map>
 #include <string_view>
 
 #include "core/error.h"
@@ -90,34 +91,6 @@ std::string Profile::text(std::size_t rows) const {
   };
   table(by_op, "");
   table(by_module, "module");
-  return out;
-}
-
-// ---- who holds the memory -------------------------------------------------------------------------------------------
-std::string MemoryReport::text(std::size_t rows) const {
-  if (phases.empty()) return "memory: no step was looked at\n";
-  std::string out = "memory in one step\n";
-  for (const Phase& p : phases)
-    out +=
-        printed("  %-10s peak %10s: ", p.name.c_str(), readable_bytes(double(p.peak_bytes)).c_str()) + p.holders + "\n";
-  out += "  after it " + readable_bytes(double(live_bytes)) + " in use, " +
-         readable_bytes(double(reserved_bytes - std::min(reserved_bytes, live_bytes))) + " cached and free\n";
-  auto list = [&](const char* what, const std::map<std::string, std::size_t>& by) {
-    std::vector<std::pair<std::string, std::size_t>> sorted(by.begin(), by.end());
-    std::stable_sort(sorted.begin(), sorted.end(), [](auto& a, auto& b) { return a.second > b.second; });
-    out += "kept for backward by " + std::string(what) + ": " + readable_bytes(double(saved_bytes)) + "\n";
-    std::vector<std::vector<std::string>> lines;
-    std::size_t rest = 0;
-    for (const auto& [name, bytes] : sorted)
-      if (lines.size() < rows)
-        lines.push_back({"  " + name, readable_bytes(double(bytes))});
-      else
-        rest += bytes;
-    if (rest) lines.push_back({printed("  %zu more", sorted.size() - rows), readable_bytes(double(rest))});
-    out += aligned(lines, 1);
-  };
-  list("operation", by_op);
-  list("module", by_module);
   return out;
 }
 

@@ -1,7 +1,6 @@
 // The reports of fit() about a run (callbacks/profile.cpp): a table of the modules, a picture of the tape, a table of
 // times, a trace, and a table of memory.
 #pragma once
-#include <map>
 #include <string>
 #include <vector>
 
@@ -37,18 +36,5 @@ struct Profile {
   std::string text(std::size_t rows = 20) const;
 };
 Profile profile_of(const Trace& trace);
-
-// ---- the use of memory ----------------------------------------------------------------------------------------------
-struct MemoryReport {
-  struct Phase {
-    std::string name;
-    std::size_t peak_bytes = 0;
-    std::string holders;  // the bytes by use at that peak
-  };
-  std::vector<Phase> phases;                            // of one step
-  std::map<std::string, std::size_t> by_op, by_module;  // kept for backward
-  std::size_t saved_bytes = 0, live_bytes = 0, reserved_bytes = 0;
-  std::string text(std::size_t rows = 10) const;
-};
 
 }  // namespace tandem

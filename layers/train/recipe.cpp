@@ -65,15 +65,6 @@ void agree(Strategy& strategy, const Settings& settings, const RunConfig& option
         refuse(first[0], " and ", other[0], " were told different things: ", first[i], " and ", other[i]);
 }
 
-Cutting cutting_of(const Strategy& strategy, const BatchSource& train, const Batch& first) {
-  const Ranks& ranks = strategy.ranks();
-  if (ranks.size == 1) return {};
-  return {.pictures = first.over_ranks(),
-          .shares = ranks.batch_shares,
-          .one_step = ranks.synchronous,
-          .times = train.grows_with_ranks() ? ranks.per_step : 1};
-}
-
 Schedule schedule_of(const RunConfig& options) {
   return options.schedule.empty() ? Schedule() : Schedule::parse(options.schedule);
 }
@@ -83,12 +74,7 @@ Rates rates_of(const RunConfig& options, double given, int times, double steps_p
   const Schedule schedule = schedule_of(options);
   const bool warms_up = schedule.warmup > 0 || schedule.kind == Schedule::Kind::one_cycle;
   const double rise = warms_up || base == given ? 0 : std::min(5 * steps_per_epoch, total / 10);
-  return {.given = given,
-          .base = base,
-          .total = total,
-          .steps_per_epoch = steps_per_epoch,
-          .rise = rise,
-          .schedule = schedule};
+  return {given, base, total, steps_per_epoch, rise, schedule};
 }
 
 }  // namespace tandem

@@ -1,21 +1,16 @@
 #include "layers/train/run.h"
 
 #include <algorithm>
-#include <array>
 #include <nlohmann/json.hpp>
 
 #include "core/backend.h"
 #include "core/clock.h"
 #include "layers/export/torch_weights.h"
-#include "layers/train/callbacks/callbacks.h"
-#include "layers/train/slices.h"
-#include "layers/train/step_memory.h"
 
 namespace tandem {
 namespace {
 
 void check(const RunConfig& options, const FitData& data) {
-  require(options.ema >= 0 && options.ema < 1, "fit: ema ", options.ema, " must be at least 0 and below 1");
   require(options.epochs >= 0 && options.patience >= 0 && options.stop_after >= 0 && options.log_every >= 0,
           "fit: epochs, patience, stop_after and log_every must be at least 0");
   if (options.patience > 0 && !data.validation)
@@ -26,18 +21,16 @@ void check(const RunConfig& options, const FitData& data) {
 }
 
 // The part of the data that this rank trains on and evaluates.
-FitData share_of(Strategy& strategy, const FitData& given, OneBatch* one_batch, int accumulate) {
+FitData share_of(Strategy& strategy, const FitData& given, BatchSource* one_batch, int accumulate) {
   BatchSource& train = one_batch ? *one_batch : given.train;
   const FitData mine{strategy.batches(train, accumulate), one_batch ? nullptr : given.validation,
                      one_batch ? nullptr : given.test};
   for (BatchSource* source : {mine.validation, mine.test}) {
     if (!source) continue;
-    const auto [shares, share] = std::pair{strategy.ranks().evaluation_shares, strategy.ranks().evaluation_share};
+    const Ranks& ranks = strategy.ranks();
     // Fewer pictures than ranks: each rank evaluates all of them, and the mean over ranks is the same.
-    if (source->pictures_per_epoch() < shares)
-      source->share(0, 1);
-    else
-      source->share(share, shares);
+    const bool all = source->pictures_per_epoch() < ranks.evaluation_shares;
+    source->share(all ? 0 : ranks.evaluation_share, all ? 1 : ranks.evaluation_shares);
   }
   return mine;
 }
@@ -45,13 +38,12 @@ FitData share_of(Strategy& strategy, const FitData& given, OneBatch* one_batch, 
 // The mover for saved tensors that are swapped out.
 std::unique_ptr<Mover> mover_of(const RunConfig& options, Backend& backend) {
   if (options.swap == SwapMode::off) return nullptr;
-  const bool of_gpu = options.scratch == "pinned" || options.scratch == "unified";
-  if (!backend.asynchronous() && of_gpu) refuse("--scratch ", options.scratch, " is for a GPU: here it is a folder");
-  if (!backend.asynchronous()) return file_mover(options.scratch);
-  if (options.scratch == "unified") return unified_mover(backend, options.memory_budget);
-  if (!options.scratch.empty() && options.scratch != "pinned")
-    refuse("--scratch ", options.scratch, ": a GPU swaps to memory of the host: choose pinned or unified");
-  return pinned_mover(backend);
+  const std::string& scratch = options.scratch;
+  const bool gpu = backend.asynchronous(), host_memory = scratch == "pinned" || scratch == "unified";
+  if (host_memory ? !gpu : gpu && !scratch.empty())
+    refuse("--scratch ", scratch, ": for a GPU it is memory of the host, pinned or unified, otherwise a folder");
+  if (!gpu) return file_mover(scratch);
+  return scratch == "unified" ? unified_mover(backend, options.memory_budget) : pinned_mover(backend);
 }
 
 }  // namespace
@@ -67,13 +59,14 @@ Run::Run(Module& given_model, const Task& given_task, Optimizer& given_optimizer
       options(given_options),
       first_rank(strategy.rank() == 0),
       files((check(options, given), options.checkpoint), options.resume, first_rank),
-      one_batch(options.overfit_batch ? std::make_unique<OneBatch>(given.train) : nullptr),
+      one_batch(options.overfit_batch ? first_batch_of(given.train) : nullptr),
       data(share_of(strategy, given, one_batch.get(), options.accumulate)),
       settings(recipe_of(options, task, optimizer, strategy, data.train)),
       flat(model, backend, options.seed, prepare()),
       about(data.train.description()),
-      clip_before_(optimizer.clip_norm),
-      if_not_finite_before_(optimizer.if_not_finite),
+      clip_norm_(optimizer.clip_norm, optimizer.clip_norm),
+      // The device's flag is read every few steps
+      if_not_finite_(optimizer.if_not_finite, IfNotFinite::wait),
       sums_(backend) {
   if (const std::string& file = options.import_export.import_torch; !file.empty())
     import_torch(model, backend, picture_of(data.train), file);
@@ -84,23 +77,19 @@ Run::Run(Module& given_model, const Task& given_task, Optimizer& given_optimizer
     classes = 1 + std::count(named->second.begin(), named->second.end(), '\n');
   optimizer.bind(flat, options.seed);
   strategy.begin(flat, optimizer);
-  if (options.ema > 0) ema.emplace(flat, options.ema);
+  if (options.ema != 0) ema.emplace(flat, options.ema);
   accumulation.emplace(flat, optimizer, options.accumulate, batches_per_epoch());
   const Batch first = data.train.make(0, 0);
   global_batch = first.over_ranks();
-  cutting = cutting_of(strategy, data.train, first);
-  rates = rates_of(options, rates.given, cutting.times, double(accumulation->steps_per_epoch()));
-  if (cutting.times > 1 && optimizer.clip_norm == 0) optimizer.clip_norm = clip_of(options.lr_scale, cutting.times);
+  if (data.train.grows_with_ranks()) batch_growth = strategy.ranks().per_step;
+  rates = rates_of(options, rates.given, batch_growth, double(accumulation->steps_per_epoch()));
+  if (batch_growth > 1 && optimizer.clip_norm == 0) optimizer.clip_norm = clip_of(options.lr_scale, batch_growth);
   resume();
   Alone alone;
   if (options.memory_budget == 0) require_memory(model, first);
 }
 
-Run::~Run() {
-  optimizer.clip_norm = clip_before_;
-  optimizer.if_not_finite = if_not_finite_before_;
-  optimizer.learning_rate(rates.given);
-}
+Run::~Run() { optimizer.learning_rate(rates.given); }
 
 FlatMemory Run::prepare() {
   agree(strategy, settings, options, files.resumes());
@@ -123,9 +112,8 @@ void Run::resume() {
   if (position.epoch >= options.epochs) {
     nothing_left = "a larger --epochs goes on";
   } else if (impatient) {
-    nothing_left =
-        "validation was no better since epoch " + std::to_string(position.best_epoch) + ", a larger --patience goes on";
     stop("no better since epoch " + std::to_string(position.best_epoch));
+    nothing_left = "validation was " + reason + ", a larger --patience goes on";
   } else if (options.stop_after > 0 && position.step >= options.stop_after) {
     nothing_left = "--stop-after " + std::to_string(options.stop_after) + " is behind it";
     stop("--stop-after");
@@ -143,7 +131,6 @@ void Run::begin() {
   callbacks.insert(callbacks.end(), options.callbacks.begin(), options.callbacks.end());
   for (auto& c : callbacks) require(c != nullptr, "fit: RunConfig::callbacks holds a null pointer");
   for (auto& c : callbacks) c->begin(*this);
-  optimizer.if_not_finite = IfNotFinite::wait;  // the device's flag is read every few steps
   counters_.emplace(optimizer.state());
   const StepState state = optimizer.read_state();
   first_count_ = known_steps_ = std::int64_t(state.step + state.skipped);
@@ -273,7 +260,8 @@ void Run::read_step() {
   step.right = sums.correct - std::exchange(correct_before_, sums.correct);
   step.mean_loss = sums.loss / sums.samples;
   step.accuracy = sums.correct / sums.samples;
-  step.images_per_second = (sums.samples - resumed_.samples) * strategy.size() / seconds_since(epoch_began_);
+  step.seconds = seconds_since(epoch_began_);
+  step.images_per_second = (sums.samples - resumed_.samples) * strategy.size() / step.seconds;
   consistent_sums_ = sums;
 }
 
@@ -354,7 +342,6 @@ void Run::check_finite() {
 // The step `back` steps before this one was not finite, and no update has been applied since. Runs its batches again to
 // find the operation.
 void Run::give_up(const std::string& elsewhere, std::int64_t back) {
-  const std::string does_not_repeat = "running the batch again gave finite values only; the failure does not repeat";
   Alone alone;          // each rank searches in its own batches and stops at the first operation that it finds
   memory_plan.reset();  // the step runs again with all checks and without a memory limit
   const std::int64_t done = position.step - 1 - back;
@@ -368,7 +355,7 @@ void Run::give_up(const std::string& elsewhere, std::int64_t back) {
     counters_->batch(again);
     not_finite = diagnose(model, task.loss, flat, again);
   }
-  if (not_finite.empty()) not_finite = does_not_repeat;
+  if (not_finite.empty()) not_finite = "running the batch again gave finite values only; the failure does not repeat";
   diverged = true;
   throw NotFinite("step " + std::to_string(done + 1) + " (epoch " + std::to_string(position.epoch + 1) + ", batch " +
                   std::to_string(k) + "): the loss or its gradient is not finite: " + not_finite +
@@ -411,26 +398,21 @@ void Run::phase(const char* name, bool begins) {
   for (auto& c : callbacks) c->phase(*this, name, begins);
 }
 
-std::string Run::fail(const std::string& error) {
-  std::string notes;
+std::string Run::fail(std::string message) {
   for (auto& c : callbacks) try {
-      notes += c->failed(*this, error);
+      c->failed(*this, message);
     } catch (const std::exception& e) {
       std::fprintf(stderr, "no checkpoint of what is left: %s\n", e.what());
     }
-  return notes;
+  return message;
 }
 
 // Gives all ranks rank 0's evaluation of the last epoch, where it alone evaluated.
 void Run::share_evaluation() {
   EpochReport none;
   EpochReport& e = report.epochs.empty() ? none : report.epochs.back();
-  const std::array fields{&e.validation_loss, &e.validation_accuracy, &e.test_loss, &e.test_accuracy};
-  std::array<std::optional<double>, 4> values;
-  std::transform(fields.begin(), fields.end(), values.begin(), [](const auto* field) { return *field; });
-  values = gathered(strategy, values)[0];
-  for (std::size_t i = 0; i < fields.size(); i++)
-    if (values[i]) *fields[i] = values[i];
+  for (std::optional<double>* field : {&e.validation_loss, &e.validation_accuracy, &e.test_loss, &e.test_accuracy})
+    if (const auto value = gathered(strategy, *field)[0]) *field = value;
 }
 
 FitReport Run::end() {

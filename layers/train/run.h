@@ -10,9 +10,7 @@
 #include "autograd/memory_plan.h"
 #include "layers/optim/accumulation.h"
 #include "layers/train/callback.h"
-#include "layers/train/epoch_sums.h"
 #include "layers/train/fit.h"
-#include "layers/train/one_batch.h"
 
 namespace tandem {
 
@@ -24,16 +22,6 @@ MetricFields recipe_fields(const Settings& settings, const std::string& optimize
 // Throws UsageError that names the first difference between the ranks. The location of the data may differ by host.
 // All ranks call it.
 void agree(Strategy& strategy, const Settings& settings, const RunConfig& options, bool resumes);
-
-// How the ranks share a batch.
-struct Cutting {
-  std::int64_t pictures = 0;  // of all ranks
-  int shares = 1;
-  bool one_step = true;  // the gradients of all shares make one step; otherwise each rank's gradient makes one
-  int times = 1;         // how many times larger the batch is than on one machine
-  std::int64_t smallest() const { return pictures / shares; }
-};
-Cutting cutting_of(const Strategy& strategy, const BatchSource& train, const Batch& first);
 
 // The learning rate of every step. A copy may be used from any thread.
 struct Rates {
@@ -48,6 +36,25 @@ struct Rates {
 };
 Schedule schedule_of(const RunConfig& options);
 Rates rates_of(const RunConfig& options, double given, int times, double steps_per_epoch);
+
+// The memory that a training step will need in addition to the memory already in use, computed before the first step:
+// if there is too little memory, the operating system ends the process without a message.
+struct StepMemory {
+  // Activations and their gradients at the peak of a step, and the picture in all batches that exist at a time
+  std::size_t per_picture = 0;
+  std::size_t left = 0;  // on the model's device, for this rank; −1: unknown
+  std::int64_t fits() const { return per_picture ? std::int64_t(left / per_picture) : 0; }  // the largest batch
+};
+
+// Runs the model forward on two pictures of this shape [N, H, W, C], on its own device, and measures the tape
+// (layers/export/summary.h). This takes some milliseconds. Scratch memory of kernels and the tape's nodes are estimated
+// as a tenth of the rest.
+StepMemory step_memory(Module& model, const Tensor& images);
+
+// Throws UsageError when a step on such a batch cannot fit; the message has the needed memory, the available memory and
+// the largest batch that fits. It costs nothing if the batch is small compared to the memory. Parameters, their
+// gradients, the optimizer's state and the data set are already allocated, and so are not counted as available.
+void require_memory(Module& model, const Batch& batch);
 
 class Run {
  public:
@@ -73,7 +80,7 @@ class Run {
   void evaluate();      // stops the run if a signal interrupts it
   void end_epoch();
   FitReport end();
-  std::string fail(const std::string& error);  // after an exception; returns text to append to its message
+  std::string fail(std::string message);  // after an exception with this message; returns it with what callbacks add
 
   // ---- for callbacks ------------------------------------------------------------------------------------------------
   Module& model;
@@ -84,17 +91,17 @@ class Run {
   const RunConfig& options;
   const bool first_rank;  // whether this is the rank that writes files and lines
   CheckpointFiles files;
-  std::unique_ptr<OneBatch> one_batch;  // with overfit_batch
-  const FitData data;                   // this rank's
-  Settings settings;                    // the requested settings, by the options' names
+  std::unique_ptr<BatchSource> one_batch;  // with overfit_batch
+  const FitData data;                      // this rank's
+  Settings settings;                       // the requested settings, by the options' names
   FlatParameters flat;
   std::map<std::string, std::string> about;  // the data and the model, for exports
   std::int64_t classes = 0;                  // 0: unknown
-  std::int64_t global_batch = 0;             // pictures
+  std::int64_t global_batch = 0;             // pictures of all ranks
+  int batch_growth = 1;                      // how many times larger the batch is than on one machine
   std::unique_ptr<MemoryPlan> memory_plan;   // if there is a budget
   std::optional<Ema> ema;
   std::optional<Accumulation> accumulation;
-  Cutting cutting;
   Rates rates;
 
   RunPosition position;        // its epoch and batch are this rank's
@@ -108,7 +115,8 @@ class Run {
   struct Step {                // valid if known
     bool known = false;
     double loss = 0, right = 0;  // of the last batch: mean loss, number of pictures
-    double mean_loss = 0, accuracy = 0, images_per_second = 0, learning_rate = 0;  // since the epoch began
+    double mean_loss = 0, accuracy = 0, images_per_second = 0, seconds = 0;  // since the epoch began
+    double learning_rate = 0;
   } step;
   MetricSums trained;  // in the epoch, by all ranks
   EpochReport epoch;
@@ -126,6 +134,7 @@ class Run {
   }
   void warn(const std::string& text);  // to all callbacks
   RunPosition consistent_position();   // after an exception: the position that matches the parameters
+  std::int64_t smallest_share() const { return global_batch / strategy.ranks().batch_shares; }  // pictures
   Training training() { return {flat, optimizer, ema ? &*ema : nullptr, &strategy}; }
   std::int64_t batches_per_epoch() const { return data.train.batches_per_epoch(); }
 
@@ -144,8 +153,8 @@ class Run {
   bool reads_step() const;
   void share_evaluation();
 
-  const double clip_before_;
-  const IfNotFinite if_not_finite_before_;
+  const Restored<double> clip_norm_;
+  const Restored<IfNotFinite> if_not_finite_;
   std::optional<Counters> counters_;
   EpochSums sums_;
   MetricSums resumed_;                             // of the current epoch
@@ -158,5 +167,20 @@ class Run {
   bool interrupted_ = false;
   std::string asked_why_;
 };
+
+// The callbacks of fit(), which do its work besides training, in the order in which they are called. Run::begin()
+// makes them; those with a Run may throw UsageError.
+std::shared_ptr<Callback> stop_on_signal();   // SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGXCPU
+std::shared_ptr<Callback> profile(Run& run);  // RunConfig::profiler
+std::shared_ptr<Callback> write_metrics(Run& run);
+std::shared_ptr<Callback> write_exports(Run& run);  // RunConfig::import_export
+std::shared_ptr<Callback> show_progress(Run& run);
+std::shared_ptr<Callback> warn_of_doubts();
+std::shared_ptr<Callback> stop_early();  // RunConfig::patience; finds the best epoch in any case
+std::shared_ptr<Callback> save_checkpoints(Run& run);
+std::shared_ptr<Callback> overfit_batch();
+std::unique_ptr<BatchSource> first_batch_of(BatchSource& source);  // repeats it, 300 times an epoch
+
+bool asked_to_stop();  // whether a signal asked fit() to stop; may be called from any thread
 
 }  // namespace tandem

@@ -40,7 +40,7 @@ struct RunConfig {
   int epochs = 1;  // *
   // Pictures per step, of which each rank has its share; asynchronous: per push of a worker. 0: --batch auto
   int batch = 128;
-  bool chooses_batch = false;  // the program calls choose_batch() (layers/train/choose_batch.h), so --batch may be auto
+  bool chooses_batch = false;  // the program calls choose_batch() (layers/train/tuner.h), so --batch may be auto
   int batch_per_rank = 0;      // above 0: pictures on each rank, instead of batch
   double learning_rate = 0.05;
   std::string schedule = {};  // * (layers/optim/schedule.h); empty: constant, and in programs one-cycle

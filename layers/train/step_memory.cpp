@@ -1,11 +1,9 @@
-#include "layers/train/step_memory.h"
-
 #include <algorithm>
 
 #include "core/backend.h"
 #include "core/text.h"
 #include "layers/export/summary.h"
-#include "layers/train/strategy.h"
+#include "layers/train/run.h"
 
 namespace tandem {
 namespace {

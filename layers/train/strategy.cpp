@@ -1,9 +1,9 @@
 #include "layers/train/strategy.h"
 
 #include <algorithm>
-#include <cstring>
 
-#include "core/error.h"
+#include "core/backend.h"
+#include "datasets/dataset.h"
 
 namespace tandem {
 
@@ -33,6 +33,48 @@ MetricSums Strategy::sum(const MetricSums& m, Among among) {
     std::transform(theirs.begin(), theirs.end(), all.begin(), all.begin(), std::plus());
   }
   return {all[0], all[1], all[2], all[3], {all.begin() + 4, all.end()}};
+}
+
+Tensor gather_slices(const Tensor& mine, const Slice& slice, const Shape& whole, Strategy* strategy, bool wanted) {
+  if (slice.count == 1) return mine;
+  require(strategy, "a parameter of shape ", whole, " is cut over ranks: give the strategy that can gather it");
+  constexpr std::size_t piece = 4 << 20;
+  const std::size_t element = size_of(mine.dtype());
+  auto begin_of = [&](int index) { return std::size_t(Slice{index, slice.count}.offset(whole)) * element; };
+  std::string bytes(mine.bytes(), '\0');
+  mine.backend().download(bytes.data(), mine.raw(), bytes.size());
+  Tensor all = wanted ? host_tensor(whole, mine.dtype()) : Tensor();
+  std::vector<bool> came(std::size_t(slice.count));
+  for (std::size_t from = 0; from < begin_of(1); from += piece) {  // slice 0 is the longest
+    const std::int32_t index = slice.index;
+    std::string part(reinterpret_cast<const char*>(&index), sizeof index);
+    if (from < bytes.size()) part += bytes.substr(from, piece);
+    for (const std::string& theirs : strategy->gather(part, Strategy::Among::evaluating)) {
+      std::int32_t i = -1;
+      if (theirs.size() < sizeof i) continue;  // of a lost rank
+      std::memcpy(&i, theirs.data(), sizeof i);
+      require(i >= 0 && i < slice.count && theirs.size() - sizeof i <= begin_of(i + 1) - begin_of(i),
+              "ranks write different parameters: they do not save the same thing");
+      came[std::size_t(i)] = true;
+      if (!wanted) continue;
+      auto* to = static_cast<std::byte*>(all.raw_write()) + begin_of(i) + from;
+      std::memcpy(to, theirs.data() + sizeof i, theirs.size() - sizeof i);
+    }
+  }
+  const auto lacking = std::find(came.begin(), came.end(), false);
+  require(lacking == came.end(), "slice ", lacking - came.begin(), " of ", slice.count, " of a parameter of shape ",
+          whole, " is on no rank of ", strategy->name(), ": it cannot be written as a whole");
+  return all;
+}
+
+void make_whole(Module& model, Strategy& strategy) {
+  for (auto& [name, p] : model.parameters()) {
+    if (p->slice.count == 1) continue;
+    const Tensor mine = p->variable.value();
+    const Tensor whole = gather_slices(mine, p->slice, p->shape, &strategy, true);
+    p->slice = {};
+    p->variable = Variable(whole.to(mine.backend()), !p->frozen, name);
+  }
 }
 
 }  // namespace tandem

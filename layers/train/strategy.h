@@ -21,11 +21,13 @@
 // when another rank is lost.
 #pragma once
 #include <atomic>
+#include <cstring>
 #include <functional>
 #include <map>
 #include <memory>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -120,9 +122,7 @@ class Strategy {
   void request_stop() { stop_requested_ = true; }
   // The text of every rank, in the order of ranks: of all ranks, or of those that evaluate and save together.
   enum class Among { all, evaluating };
-  virtual std::vector<std::string> gather(const std::string& mine, Among among = Among::all) {
-    return (void)among, std::vector{mine};
-  }
+  virtual std::vector<std::string> gather(const std::string& mine, Among = Among::all) { return {mine}; }
   MetricSums sum(const MetricSums& mine, Among among = Among::all);
   // Whether this rank must save the remaining state of the run, after a call failed because another rank is lost. Takes
   // seconds, in which the remaining ranks find each other.
@@ -133,13 +133,11 @@ class Strategy {
     bool sync_batch_norm = false;  // statistics over the pictures of all ranks, between begin() and end()
   };
   // May replace layers and the task's losses.
-  virtual void prepare(Module& model, Task& task, const PrepareOptions& options) {
-    (void)model, (void)task, (void)options;
-  }
+  virtual void prepare(Module&, Task&, const PrepareOptions&) {}
   // The memory for the parameter vectors; empty: any memory.
   virtual FlatMemory memory() { return {}; }
   // Gives all ranks the weights of rank 0.
-  virtual void begin(FlatParameters& flat, Optimizer& optimizer) { (void)flat, (void)optimizer; }
+  virtual void begin(FlatParameters&, Optimizer&) {}
   // All work between backward() and the next forward(), for a loop that is not recorded. If a loss or gradient is not
   // finite on any rank, the parameters of all ranks do not change; optimizer.if_not_finite selects the reaction.
   StepResult step(Optimizer& optimizer, const Variable& loss) {
@@ -157,7 +155,7 @@ class Strategy {
   // the same holds for exchange(). loss: mean over this rank's samples.
   virtual void exchange(const Tensor& loss) { loss_ = loss; }
   virtual void update(Optimizer& optimizer) { optimizer.update(&loss_); }
-  virtual void finish(Optimizer& optimizer) { (void)optimizer; }
+  virtual void finish(Optimizer&) {}
   // If set, emulates a rank of another speed (--pace) by sleeping: called with true when a step has computed its
   // gradients, and with false when the step is over.
   std::function<void(bool computed)> emulation;
@@ -172,12 +170,10 @@ class Strategy {
     averages,  // averages of weights over steps (EMA), while the flat parameters contain them, on all ranks
     optimizer  // the optimizer's state, on rank 0. Only rank 0 calls it
   };
-  virtual void synchronize(Shared what, FlatParameters& flat, Optimizer& optimizer) {
-    (void)what, (void)flat, (void)optimizer;
-  }
+  virtual void synchronize(Shared, FlatParameters&, Optimizer&) {}
   // Passes to `state` the data of this strategy that a checkpoint stores. Called between begin() and end(): when a
   // checkpoint is written, at the end of an epoch or of the run, and when one is read, before the first step.
-  virtual void saved(StrategyState& state) { (void)state; }
+  virtual void saved(StrategyState&) {}
   // Ends the exchange; returns the measurements on this rank, by name. May be called again.
   virtual Measures end() { return {}; }
   // From now on exchanges are spans of this trace. Returns the offset that converts this rank's trace times to rank
@@ -185,7 +181,7 @@ class Strategy {
   struct ClockOffset {
     std::int64_t ns = 0, error_ns = 0;  // the number to add; its largest error
   };
-  virtual ClockOffset watch(Trace& trace) { return (void)trace, ClockOffset{}; }
+  virtual ClockOffset watch(Trace&) { return {}; }
 
  protected:
   // This worker's part, kept in own_part_; null: all workers draw from all pictures.
@@ -198,6 +194,29 @@ class Strategy {
   std::atomic<bool> stop_requested_ = false;
   bool stop_ = false;  // all ranks know
 };
+
+// The value of every rank, in the order of ranks; T{} for a lost rank. All ranks call it (Strategy::gather).
+template <class T>
+std::vector<T> gathered(Strategy& strategy, const T& mine, Strategy::Among among = Strategy::Among::all) {
+  static_assert(std::is_trivially_copyable_v<T>);
+  std::vector<T> all;
+  for (const std::string& bytes : strategy.gather({reinterpret_cast<const char*>(&mine), sizeof mine}, among)) {
+    all.emplace_back();
+    if (bytes.size() == sizeof(T)) std::memcpy(&all.back(), bytes.data(), sizeof(T));
+  }
+  return all;
+}
+
+// Files contain whole parameters for any number of ranks with slices. To write a file, the slices are gathered; when a
+// file is read, each rank reads its rows.
+//
+// The whole tensor of this shape, in host memory, of which this rank has the slice `mine`; a slice of count 1 is
+// returned as it is. All ranks call it, in the same order. Ranks that do not want the result get an undefined tensor,
+// and need memory for 4 MiB of each slice at a time. Throws Error when a slice is on no rank, or without a strategy.
+Tensor gather_slices(const Tensor& mine, const Slice& slice, const Shape& whole, Strategy* strategy, bool wanted);
+// After training: every rank gets the whole of each divided parameter, so that the model can be used and exported like
+// a model of a single machine. Flat parameters that were built before no longer belong to the model. All ranks call it.
+void make_whole(Module& model, Strategy& strategy);
 
 // strategy_from_environment() chooses by the way the program was started: one process → Strategy; ranks in the
 // environment → a distributed one. Defined in dist/, or in dist/job/none.cpp without a network library: then a

@@ -5,13 +5,10 @@
 #include <cmath>
 #include <limits>
 
-#include "core/backend.h"
 #include "core/clock.h"
 #include "core/elementwise.h"
 #include "core/random.h"
-#include "core/text.h"
 #include "layers/models/models.h"
-#include "layers/optim/optimizer.h"
 
 namespace tandem {
 namespace {

@@ -12,14 +12,10 @@
 #include <vector>
 
 #include "autograd/memory_plan.h"
-#include "core/batch.h"
-#include "layers/module.h"
 #include "layers/train/metrics.h"
-#include "layers/train/task.h"
+#include "layers/train/options.h"
 
 namespace tandem {
-
-class FlatParameters;
 
 // The workload that is recorded: a model on random pictures.
 struct Workload {
@@ -116,5 +112,33 @@ double matched_rate(RateRule rule, double rate, double times, double base_batch,
 // recomputed and swapped.
 std::vector<MetricFields> tuner_lines(const std::vector<TunedBatch>& rows, const TunedBatch& chosen,
                                       const MemoryMeans& means);
+
+// ---- with a program's options and data (choose_batch.cpp) ----------------------------------------------------------
+struct TuneRequest {
+  TunerOptions tuner = {};        // budget 0: the free memory; rates of copies are measured
+  bool simulated = false;         // simulates an H200 with a virtual clock; the gradient noise is then not measured
+  bool measure = false;           // also runs the plans; not on a simulated device
+  std::int64_t base_batch = 128;  // for which the options' learning rate was chosen
+  RateRule rule = RateRule::linear;
+  int noise_steps = 200;  // of 16 pictures, before the gradient noise is measured. The noise grows during training, so
+                          // few steps give a low cap
+};
+
+struct Tuned {
+  std::vector<TunedBatch> rows = {};
+  std::size_t best = 0;                     // the row that was chosen
+  TunerOptions tuner = {};                  // with the budget and the rates that were used
+  std::optional<GradientNoise> noise = {};  // after noise_steps
+  std::int64_t batch = 0;                   // of a step of all ranks; with a parameter server: of a push
+  double rate = 0;                          // the learning rate for this batch
+  std::string schedule = {};                // with a warm-up if the rate increases and the schedule has none
+};
+
+// Takes model, type, seed, learning rate, schedule, epochs, budget, swap and scratch folder from the options. Throws
+// UsageError if no batch fits, and if the rule is not compatible with the options.
+Tuned tune_for(const RunConfig& options, const Dataset& data, Backend& backend, const TuneRequest& request = {});
+
+// If options.batch is 0 (--batch auto): chooses batch, learning rate and schedule, and prints them on stderr.
+void choose_batch(RunConfig& options, const Dataset& data, Backend& backend);
 
 }  // namespace tandem

@@ -1,6 +1,6 @@
 #include <cstdio>
 
-#include "layers/train/callbacks/callbacks.h"
+#include "layers/train/run.h"
 
 namespace tandem {
 namespace {
@@ -19,22 +19,21 @@ class Checkpoints : public Callback {
   void stopped(Run& run) override {
     if (run.nothing_left.empty() && first_says(run, saved_at_ != run.position.step)) save(run, run.files.last());
   }
-  std::string failed(Run& run, const std::string&) override {
-    const std::string kept = !run.diverged ? "" : run.files.kept(saved_at_);
-    if (run.position.step == run.began || !run.strategy.saves_after_failure()) return kept;
+  void failed(Run& run, std::string& message) override {
+    if (run.diverged) message += run.files.kept(saved_at_);
+    if (run.position.step == run.began || !run.strategy.saves_after_failure()) return;
     if (run.flat.slice().count > 1) {
       std::fprintf(stderr,
                    "%s: a layer is cut over ranks, which must write it together, so nothing is written now; --resume "
                    "goes on from the last checkpoint\n",
                    run.strategy.where().c_str());
-      return kept;
+      return;
     }
     const RunPosition at = run.consistent_position();
-    if (!run.files.take_over(at)) return kept;
+    if (!run.files.take_over(at)) return;
     save_checkpoint(run.files.last(), run.training(), at, run.settings);
     std::fprintf(stderr, "%s has written %s: the run after step %lld; --resume goes on with it\n",
                  run.strategy.where().c_str(), run.files.last().c_str(), static_cast<long long>(at.step));
-    return kept;
   }
 
  private:

@@ -1,4 +1,4 @@
-#include "layers/train/callbacks/callbacks.h"
+#include "layers/train/run.h"
 
 namespace tandem {
 namespace {

@@ -1,11 +1,10 @@
 #include <string_view>
 
 #include "core/files/atomic_file.h"
-#include "core/files/files.h"
 #include "layers/export/onnx.h"
 #include "layers/export/tensorboard.h"
 #include "layers/export/torch_weights.h"
-#include "layers/train/callbacks/callbacks.h"
+#include "layers/train/run.h"
 
 namespace tandem {
 namespace {
@@ -64,10 +63,7 @@ class Exports : public Callback {
     if (!files_.export_torch.empty()) export_torch(run.model, run.backend, picture_, files_.export_torch, run.about);
     if (!files_.export_onnx.empty()) export_onnx(run.model, run.backend, picture_, files_.export_onnx);
   }
-  std::string failed(Run&, const std::string&) override {
-    unwatch();
-    return "";
-  }
+  void failed(Run&, std::string&) override { unwatch(); }
 
  private:
   void watch(Module& model, std::int64_t step) {

@@ -3,7 +3,7 @@
 
 #include "core/backend.h"
 #include "core/clock.h"
-#include "layers/train/callbacks/callbacks.h"
+#include "layers/train/run.h"
 
 namespace tandem {
 namespace {
@@ -46,11 +46,10 @@ class Metrics : public Callback {
   void warning(Run& run, const std::string& text) override {
     file_.write({{"event", "warning"}, {"epoch", run.epoch.epoch}, {"text", text}});
   }
-  std::string failed(Run& run, const std::string&) override {
-    if (run.not_finite.empty()) return "";
+  void failed(Run& run, std::string&) override {
+    if (run.not_finite.empty()) return;
     file_.write({{"event", "not_finite"}, {"step", run.position.step + 1}, {"reason", run.not_finite}});
     file_.write({{"event", "end"}, {"steps", run.position.step}, {"stopped", 1}, {"reason", "not finite"}});
-    return "";
   }
   void end(Run& run) override {
     if (run.strategy.size() > 1)

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cstdio>
 #include <list>
 #include <string_view>
@@ -5,23 +6,31 @@
 #include "autograd/tape.h"
 #include "core/backend.h"
 #include "core/files/atomic_file.h"
-#include "core/files/files.h"
-#include "core/trace/trace.h"
+#include "core/text.h"
 #include "layers/export/summary.h"
-#include "layers/train/callbacks/callbacks.h"
+#include "layers/train/run.h"
 
 namespace tandem {
 namespace {
 
-// The memory that training uses in addition to parameters and gradients.
-TrainingState state_of(const Run& run) {
-  TrainingState s{run.optimizer.name()};
-  for (const auto& [name, vector] : run.optimizer.vectors()) s.bytes += vector.bytes();
-  if (run.ema) {
-    s.name += " and the average";
-    s.bytes += run.ema->values.bytes() + run.ema->buffers.bytes();
+using Bytes = std::map<std::string, std::size_t>;  // by name
+
+// A table of the largest entries: the tensors that operations or modules keep for backward.
+std::string largest(const std::string& what, const Bytes& by) {
+  constexpr std::size_t most = 10;
+  std::vector<std::pair<std::string, std::size_t>> sorted(by.begin(), by.end());
+  std::stable_sort(sorted.begin(), sorted.end(), [](auto& a, auto& b) { return a.second > b.second; });
+  std::vector<std::vector<std::string>> lines;
+  std::size_t all = 0, rest = 0;
+  for (const auto& [name, bytes] : sorted) {
+    all += bytes;
+    if (lines.size() < most)
+      lines.push_back({"  " + name, readable_bytes(double(bytes))});
+    else
+      rest += bytes;
   }
-  return s;
+  if (rest) lines.push_back({printed("  %zu more", sorted.size() - most), readable_bytes(double(rest))});
+  return "kept for backward by " + what + ": " + readable_bytes(double(all)) + "\n" + aligned(lines, 1);
 }
 
 // RunConfig::profiler. Only rank 0 prints and writes; the other ranks send it their traces.
@@ -57,7 +66,9 @@ class ShowSteps : public Callback {
     Alone alone;
     const Tensor images = run.data.train.make(0, 0).images;
     ModelSummary s = summary(run.model, images.shape(), images.dtype());
-    s.state = state_of(run);
+    s.state = run.optimizer.name() + (run.ema ? " and the average" : "");
+    s.state_bytes = run.ema ? run.ema->values.bytes() + run.ema->buffers.bytes() : 0;
+    for (const auto& [name, vector] : run.optimizer.vectors()) s.state_bytes += vector.bytes();
     std::printf("%s", s.text().c_str());
     std::fflush(stdout);
   }
@@ -78,10 +89,9 @@ class ShowSteps : public Callback {
     open_.pop_back();
     if (which == "evaluation" && trace_) trace_->record(false);
     if (which != "evaluation" && shows_memory()) {
-      const MemoryStatistics s = memory_of_.statistics();
-      memory_.phases.push_back({name, s.peak_bytes, by_use(s.at_peak)});
-      memory_.live_bytes = s.live_bytes;
-      memory_.reserved_bytes = s.reserved_bytes;
+      after_ = memory_of_.statistics();
+      phases_ += printed("  %-10s peak %10s: ", name, readable_bytes(double(after_.peak_bytes)).c_str()) +
+                 by_use(after_.at_peak) + "\n";
     }
     if (which == "forward") show_tape(run.batch_loss);
   }
@@ -97,7 +107,7 @@ class ShowSteps : public Callback {
     }
     if (trace_) trace_->record(false);
     if (options_.profile) std::printf("%s", profile_of(*trace_).text().c_str());
-    if (options_.memory) std::printf("%s", memory_.text().c_str());
+    if (options_.memory) std::printf("%s", memory().c_str());
     auto nothing = [](const char* option, const std::string& file) {
       std::fprintf(stderr, "%s %s: not written, since no step that it would show was made\n", option, file.c_str());
     };
@@ -128,10 +138,16 @@ class ShowSteps : public Callback {
     if (!shows_memory()) return;
     for (const TapeEntry& e : tape_of(loss)) {
       if (e.saved_bytes == 0) continue;
-      memory_.by_op[e.node->op] += e.saved_bytes;
-      memory_.by_module[e.node->scope->empty() ? "(model)" : *e.node->scope] += e.saved_bytes;
-      memory_.saved_bytes += e.saved_bytes;
+      by_op_[e.node->op] += e.saved_bytes;
+      by_module_[e.node->scope->empty() ? "(model)" : *e.node->scope] += e.saved_bytes;
     }
+  }
+  std::string memory() const {
+    if (phases_.empty()) return "memory: no step was looked at\n";
+    const std::size_t live = after_.live_bytes, reserved = after_.reserved_bytes;
+    return "memory in one step\n" + phases_ + "  after it " + readable_bytes(double(live)) + " in use, " +
+           readable_bytes(double(reserved - std::min(reserved, live))) + " cached and free\n" +
+           largest("operation", by_op_) + largest("module", by_module_);
   }
   bool shows_memory() const { return options_.memory && current_ + 1 == first_ + options_.steps; }
 
@@ -148,7 +164,9 @@ class ShowSteps : public Callback {
   std::optional<Trace> trace_;
   std::optional<OnLane> lane_;
   Strategy::ClockOffset clock_;
-  MemoryReport memory_;
+  std::string phases_;       // of the step whose memory is shown: a line each
+  MemoryStatistics after_;   // the last of them
+  Bytes by_op_, by_module_;  // kept for backward
   std::optional<Span> step_;
   std::list<Phase> open_;
 };

@@ -5,7 +5,7 @@
 
 #include "core/clock.h"
 #include "core/text.h"
-#include "layers/train/callbacks/callbacks.h"
+#include "layers/train/run.h"
 
 namespace tandem {
 namespace {
@@ -14,18 +14,19 @@ long long whole(std::int64_t n) { return n; }
 
 // "batch 128 = 4 × 32, as on one machine".
 std::string text_of(const Run& run) {
-  const Cutting& c = run.cutting;
+  const Ranks& ranks = run.strategy.ranks();
   const RunConfig& options = run.options;
+  const std::int64_t pictures = run.global_batch, smallest = run.smallest_share();
   const double rate = run.rates.given;
   const std::string lr = ", lr " + digits(rate);
-  if (run.strategy.ranks().batch_shares == 1)
-    return "batch " + std::to_string(c.pictures * options.accumulate) + " a push" + lr;
-  std::string shares =
-      "batch " + std::to_string(c.pictures) + " = " + std::to_string(c.shares) + " × " + std::to_string(c.smallest());
-  if (c.pictures % c.shares) shares += " or " + std::to_string(c.smallest() + 1);
+  if (ranks.batch_shares == 1) return "batch " + std::to_string(pictures * options.accumulate) + " a push" + lr;
+  std::string shares = "batch " + std::to_string(pictures) + " = " + std::to_string(ranks.batch_shares) + " × " +
+                       std::to_string(smallest);
+  if (pictures % ranks.batch_shares) shares += " or " + std::to_string(smallest + 1);
   const bool parts = !options.sync_batch_norm && !run.model.buffers().empty();
-  if (c.times == 1) return shares + (!c.one_step ? lr : parts ? ", steps as on one machine" : ", as on one machine");
-  return shares + lr + " → " + digits(scaled(options.lr_scale, rate, c.times)) + " (" + name_of(options.lr_scale) + ")";
+  if (run.batch_growth == 1)
+    return shares + (!ranks.synchronous ? lr : parts ? ", steps as on one machine" : ", as on one machine");
+  return shares + lr + " → " + digits(run.rates.base) + " (" + name_of(options.lr_scale) + ")";
 }
 
 // On a terminal, one line that is updated ten times a second; otherwise one line per epoch. Rank 0 prints it on stderr.
@@ -42,9 +43,6 @@ class Progress : public Callback {
     if (run.strategy.size() == 1) return;
     std::fprintf(stderr, "%d ranks, %s: %s\n", run.strategy.size(), run.strategy.name().c_str(), text_of(run).c_str());
   }
-  void phase(Run& run, const char* name, bool begins) override {
-    if (begins && run.batch.index == 0 && std::string_view(name) == "step") epoch_began_ = Clock::now();
-  }
   bool reads_step(const Run&) const override { return terminal_ && seconds_since(last_) >= 0.1; }
   void step_end(Run& run) override {
     if (!terminal_ || !run.step.known || seconds_since(last_) < 0.1) return;
@@ -56,7 +54,7 @@ class Progress : public Callback {
     std::fprintf(stderr, "\repoch %d/%d %s %3d%%  loss %.4f  %s%.0f images/s  lr %.4g  %.0f s left \033[K",
                  run.epoch.epoch, run.options.epochs, bar.c_str(), int(100 * share), run.step.mean_loss,
                  accuracy.c_str(), run.step.images_per_second, run.step.learning_rate,
-                 (1 - share) * seconds_since(epoch_began_) / share);
+                 (1 - share) * run.step.seconds / share);
   }
   void epoch_end(Run& run) override {
     clear();
@@ -74,10 +72,7 @@ class Progress : public Callback {
       std::fprintf(stderr, "stopped after step %lld of %lld (%s)\n", whole(run.position.step),
                    whole(std::int64_t(run.rates.total)), run.reason.c_str());
   }
-  std::string failed(Run&, const std::string&) override {
-    clear();
-    return "";
-  }
+  void failed(Run&, std::string&) override { clear(); }
 
  private:
   void report_plan(const Run& run) {  // once
@@ -100,7 +95,7 @@ class Progress : public Callback {
   }
 
   bool on_, terminal_, told_plan_ = false;
-  Clock::time_point last_{}, epoch_began_ = Clock::now();
+  Clock::time_point last_{};
 };
 
 }  // namespace

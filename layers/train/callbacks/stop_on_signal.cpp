@@ -4,7 +4,7 @@
 #include <ctime>
 #include <mutex>
 
-#include "layers/train/callbacks/callbacks.h"
+#include "layers/train/run.h"
 
 namespace tandem {
 namespace {
@@ -62,10 +62,7 @@ class StopOnSignal : public Callback {
     stopped_by = stop_signal.load();
     if (stopped_by) run.reason = name_of(stopped_by);
   }
-  std::string failed(Run&, const std::string&) override {
-    failed_ = true;
-    return "";
-  }
+  void failed(Run&, std::string&) override { failed_ = true; }
 
  private:
   static void handle(int number) {
@@ -77,12 +74,9 @@ class StopOnSignal : public Callback {
       std::raise(number);
     }
   }
-  struct Handled {
-    int number;
-    struct sigaction before;
-  };
-  static inline Handled handled_[] = {{SIGINT, {}},  {SIGTERM, {}}, {SIGHUP, {}},
-                                      {SIGUSR1, {}}, {SIGUSR2, {}}, {SIGXCPU, {}}};
+  // The handlers that were there before
+  static inline std::map<int, struct sigaction> handled_ = {{SIGINT, {}},  {SIGTERM, {}}, {SIGHUP, {}},
+                                                            {SIGUSR1, {}}, {SIGUSR2, {}}, {SIGXCPU, {}}};
   static inline std::mutex mutex_;
   // Trainings that run in this process: the first installs the handlers, the last restores them
   static inline int trainings_ = 0;

@@ -1,7 +1,7 @@
 #include <cmath>
 
 #include "core/text.h"
-#include "layers/train/callbacks/callbacks.h"
+#include "layers/train/run.h"
 
 namespace tandem {
 namespace {
@@ -20,17 +20,19 @@ constexpr double few_steps = 600;
 
 // Settings that probably give a worse result.
 std::vector<std::string> doubts(const Run& run) {
-  const Cutting& c = run.cutting;
   const RunConfig& options = run.options;
   const double steps = run.rates.total;
   std::vector<std::string> all;
-  if (c.shares > 1 && c.smallest() < 16 && !options.sync_batch_norm && !run.model.buffers().empty())
-    all.push_back("batch norm has only " + std::to_string(c.smallest()) +
+  const std::string share = std::to_string(run.smallest_share());
+  if (run.strategy.ranks().batch_shares > 1 && run.smallest_share() < 16 && !options.sync_batch_norm &&
+      !run.model.buffers().empty())
+    all.push_back("batch norm has only " + share +
                   " pictures of a batch on each rank: --sync-bn takes all of them (under all-reduce); or a larger "
                   "--batch, or fewer ranks");
-  if (c.times > 1 && steps < few_steps)
-    all.push_back(std::to_string(std::int64_t(steps)) + " steps are few for a batch of " + std::to_string(c.pictures) +
-                  ": more --epochs, or --batch " + std::to_string(c.smallest()) + " for the steps of one machine");
+  if (run.batch_growth > 1 && steps < few_steps)
+    all.push_back(std::to_string(std::int64_t(steps)) + " steps are few for a batch of " +
+                  std::to_string(run.global_batch) + ": more --epochs, or --batch " + share +
+                  " for the steps of one machine");
   if (options.accumulate > run.batches_per_epoch())
     all.push_back("--accumulate " + std::to_string(options.accumulate) + ": an epoch has " +
                   std::to_string(run.batches_per_epoch()) + " batches, so each epoch makes one smaller step");
