@@ -13,10 +13,10 @@ while read -r room most; do
 done <<'END'
 core 7124
 autograd 3519
-layers 6921
+layers 6920
 datasets 2112
 cuda 2706
-dist 12651
+dist 12481
 examples 1134
 examples/course 1200
 tests 23236
