@@ -206,7 +206,7 @@ says 2 'none only serves' "$run" -n 2 --strategy asgd-m --servers 1 $own --epoch
 # ---- what is refused -------------------------------------------------------------------------------------------------------
 says 2 'one at least must train' "$run" -n 2 --strategy asgd --servers 2 $train
 says 2 'Choose --optimizer sgd' "$run" -n 2 --strategy ddc-asgd $train --optimizer adamw
-says 2 'have no batch in common' "$run" -n 2 --strategy ddc-asgd $train --sync-bn
+says 2 'it has no statistics over all ranks' "$run" -n 2 --strategy ddc-asgd $train --sync-bn
 says 2 'choose ahead=, clamp=' "$run" -n 2 --strategy ddc-asgd:kapa=1 $train
 says 2 'write ssp:steps=NUMBER' "$run" -n 2 --strategy ssp $train
 exit $wrong

@@ -12,17 +12,17 @@
 namespace tandem::test {
 
 // Exchanges in its own schedule, so that the rounds around it have nothing left to do.
-class NaiveDaso : public DasoSchedule {
+class NaiveDaso : public Daso {
  public:
-  NaiveDaso(const DasoOptions& o, std::unique_ptr<Communicator> across) : DasoSchedule(o), across_(std::move(across)) {}
+  NaiveDaso(const DasoOptions& o, std::unique_ptr<Communicator> across) : Daso(o), across_(std::move(across)) {}
   void allocate(const FlatParameters& flat) override { values_ = flat.values; }
   void begin_epoch(std::int64_t epoch, const RunPlan& plan) override {
-    DasoSchedule::begin_epoch(epoch, plan);
+    Daso::begin_epoch(epoch, plan);
     common_ = values_.values(), error_.assign(common_.size(), 0);
   }
   Turn end(const Moment&) override { return {}; }  // next() has exchanged after the last step
   Turn next(const Moment& now) override {
-    const Turn turn = DasoSchedule::next(now);
+    const Turn turn = Daso::next(now);
     const int hosts = across_->size();
     Numbers x = values_.values(), sent = sent_, sum = sum_;
     auto merge = [&] {
@@ -40,7 +40,7 @@ class NaiveDaso : public DasoSchedule {
  private:
   // sum_: over hosts; of a blocking exchange, the mean.
   void add_up(const Turn& turn) {
-    const bool narrow = blocking() && o_.bf16;
+    const bool narrow = this->narrow();
     const int hosts = across_->size();
     std::vector<bf16> small(sum_.size());
     for (std::size_t i = 0; i < sum_.size() && narrow; i++) {

@@ -86,8 +86,8 @@ std::vector<Ended> on_ranks(int n, const Recipe& r, bool devices) {
     const RoundsOptions options{.bucket_bytes = 16384, .deadline = 30};
     const auto daso_options = DasoOptions::parse(r.local);
     auto strategy = r.local.empty() ? all_reduce(std::move(ranks[i]), r.exchange)
-                    : daso_options  ? daso(hosts->of(rank), *daso_options, options)
-                                    : rounds(std::move(ranks[i]), *RoundSteps::parse(r.local), options);
+                    : daso_options  ? rounds(hosts->of(rank), *daso_options, options)
+                                    : rounds({std::move(ranks[i])}, *RoundSteps::parse(r.local), options);
     runs[i] = train(*backend, *strategy, r);
     if (twin) runs[i].log = twin->log;
   });

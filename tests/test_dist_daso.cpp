@@ -22,7 +22,7 @@ std::vector<Ended> on_hosts(int hosts, int per_host, const std::string& name, co
   const auto said = ranks_say(n, [&](int r) {
     RoundRanks mine = ranks.of(r);
     auto strategy = naive ? naive_daso(std::move(mine), *options)
-                          : daso(std::move(mine), *options, {.bucket_bytes = 4096, .deadline = 30});
+                          : rounds(std::move(mine), *options, {.bucket_bytes = 4096, .deadline = 30});
     body(*strategy, runs[r]);
   });
   for (std::size_t r = 0; r < runs.size(); r++) runs[r].said = said[r];
@@ -91,7 +91,7 @@ TEST(Daso, DifferencesWithErrorFeedbackStayNearSynchronousSgd) {
 // ---- when -----------------------------------------------------------------------------------------------------------
 // A letter for each batch of an epoch: s sends, m merges, x both, b blocks, B merges and blocks.
 std::string timeline(const std::string& name, std::int64_t batches = per_epoch) {
-  DasoSchedule schedule(*DasoOptions::parse(name));
+  Daso schedule(*DasoOptions::parse(name));
   schedule.begin_epoch(0, {});
   std::string text;
   for (std::int64_t b = 0; b < batches; b++) {
@@ -116,7 +116,7 @@ TEST(Daso, SendsAndMergesAtTheirBatches) {
 }
 
 TEST(Daso, APlateauMakesBAndWSmallerAndAfterOneTheLongest) {
-  DasoSchedule s(*DasoOptions::parse("daso:W=2" + cycling));
+  Daso s(*DasoOptions::parse("daso:W=2" + cycling));
   auto epochs = [&](int n, double loss) {
     for (int i = 0; i < n; i++) s.begin_epoch(0, {}), s.end_epoch(loss);
     return std::pair(s.B(), s.W());
@@ -128,11 +128,11 @@ TEST(Daso, APlateauMakesBAndWSmallerAndAfterOneTheLongest) {
   EXPECT_EQ(epochs(2, 1.8), Pair(4, 2));
   EXPECT_EQ(epochs(1, 1.8), Pair(2, 1));
   EXPECT_EQ(epochs(2, 1.8), Pair(2, 1));
-  auto state = [](DasoSchedule& of, StrategyState checkpoint = {}) {
+  auto state = [](Daso& of, StrategyState checkpoint = {}) {
     of.saved(checkpoint);
     return checkpoint;
   };
-  DasoSchedule resumed(*DasoOptions::parse("daso:W=2" + cycling));
+  Daso resumed(*DasoOptions::parse("daso:W=2" + cycling));
   state(resumed, state(s));
   EXPECT_EQ(state(resumed).texts, state(s).texts);
   s = resumed;
@@ -140,7 +140,7 @@ TEST(Daso, APlateauMakesBAndWSmallerAndAfterOneTheLongest) {
   EXPECT_EQ(epochs(3, 1.8), Pair(8, 2));
   EXPECT_THROW(state(s, {{{"daso", "another strategy's"}}, {}}), UsageError);
   EXPECT_EQ(epochs(0, 0), Pair(8, 2));
-  DasoSchedule first(*DasoOptions::parse("daso"));
+  Daso first(*DasoOptions::parse("daso"));
   state(first, state(first));
   EXPECT_EQ(state(first).texts.at("daso"), "4 1 inf 0");
 }

@@ -98,7 +98,7 @@ std::vector<std::string> on_hosts(int here, int hosts, double sample, const Body
     return all;
   };
   auto ranks = in_process(n, {.deadline = 30}), layers = grouped(), machines = grouped();
-  HostRanks daso_ranks(hosts, here);
+  HostRanks groups(hosts, here);
   std::vector<std::vector<std::unique_ptr<Channel>>> lanes;
   for (int k = 0; k < here; k++) lanes.push_back(in_process_channels(hosts));
   const bool naive = between.how.starts_with("naive-");
@@ -110,8 +110,8 @@ std::vector<std::string> on_hosts(int here, int hosts, double sample, const Body
     if (between.how == "all-reduce") {
       strategy = all_reduce(std::move(ranks[at]), {.bucket_bytes = 8192, .wire = between.wire, .classifier = layer});
     } else if (weights) {
-      strategy = naive ? naive_daso(daso_ranks.of(r), *weights, layer)
-                       : daso(daso_ranks.of(r), *weights, {.bucket_bytes = 4096, .deadline = 30, .classifier = layer});
+      strategy = naive ? naive_daso(groups.of(r), *weights, layer)
+                       : rounds(groups.of(r), *weights, {.bucket_bytes = 4096, .deadline = 30, .classifier = layer});
     } else {
       std::vector<int> mine;
       for (int k = 0; k < here; k++) mine.push_back(r / here * here + k);
@@ -269,7 +269,7 @@ Step step_of(Strategy& s, const Forward& forward, std::int64_t classes = 10, dou
   s.exchange(loss.value());
   const MetricSums sums = s.sum({.loss = loss.item() * double(rows.last - rows.first), .correct = correct.item()});
   Step step{sums.loss / 20, sums.correct, whole(flat, flat.gradients, s)};
-  s.update(sgd);
+  s.update(sgd, loss.value());
   s.end();
   return step;
 }

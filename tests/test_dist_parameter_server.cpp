@@ -311,7 +311,7 @@ TEST_F(ParameterServer, RoundsOfOneWorkerAreOneMachine) {
 // With the rule's momentum it is the outer optimizer of one rank.
 TEST_F(ParameterServer, RoundsOfOneWorkerAreTheOuterOptimizer) {
   for (const char* name : {"outer:H=4,momentum=0.9,lr=0.7", "outer:H=100,momentum=0.5,lr=0.7"}) {
-    auto synchronous = rounds(alone(), *RoundSteps::parse(name));
+    auto synchronous = rounds({alone()}, *RoundSteps::parse(name));
     const Fitted want = train<Plain>(synchronous.get(), {});
     for (const char* rule : {"delayed-nesterov:every=1", "quorum:1+delayed-nesterov:every=1"}) {
       const auto runs = on_ranks<Plain>(1, rounds(name, rule), {});

@@ -143,7 +143,7 @@ TEST_F(Ranges, RanksWhoseSlicesDoNotFitAreRefused) {
   fails([](int) { return Slice{0, 2}; }, "slice 0 is on 2 of 2 ranks", usual);
   fails([](int r) { return r ? Slice{1, 2} : Slice{}; }, "do not train the same model", usual);
   fails(one_each, "local-sgd:8: each rank makes steps of its own",
-        [](auto ranks) { return rounds(std::move(ranks), {}); });
+        [](auto ranks) { return rounds({std::move(ranks)}, RoundSteps{}); });
 }
 
 }  // namespace

@@ -17,7 +17,7 @@ std::vector<Ended> on_ranks(int n, const std::string& strategy, const std::funct
       n,
       [&](std::unique_ptr<Communicator> ranks) {
         const auto how = RoundSteps::parse(strategy);
-        return how ? rounds(std::move(ranks), *how, options) : all_reduce(std::move(ranks));
+        return how ? rounds({std::move(ranks)}, *how, options) : all_reduce(std::move(ranks));
       },
       body, wire);
 }

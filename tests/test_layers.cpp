@@ -545,9 +545,9 @@ struct Witness : Strategy {
     calls.push_back("exchange");
     Strategy::exchange(loss);
   }
-  void update(Optimizer& o) override {
+  void update(Optimizer& o, const Tensor& loss) override {
     calls.push_back("update");
-    Strategy::update(o);
+    Strategy::update(o, loss);
   }
   void finish(Optimizer&) override {
     calls.push_back("finish");

@@ -183,7 +183,7 @@ struct Merges : testing::Test {
     for (int w = 0; w < int(sizes.size()); w++) {
       auto own = OwnPart::of(Sizes(sizes), {.worker = w, .workers = int(sizes.size()), .epochs = how.epochs});
       own->start(0, 0);
-      all.push_back({std::move(own), federated_method(how)});
+      all.push_back({std::move(own), how.method()});
       all.back().method->join(all.back().own.get(), sgd);
       all.back().method->allocate(flat);
       all.back().method->equal(of(theta));
@@ -398,8 +398,8 @@ std::vector<Ended> on_parts(int ranks, const std::string& name, const std::strin
                             std::int64_t batch = 16, double momentum = 0.9) {
   const Dataset data = synthetic({.side = 8, .train = 640, .test = 200, .seed = 3});
   const MakeStrategy make = [&](auto c) {
-    if (const auto how = Federated::parse(name)) return federated(std::move(c), *how, {.deadline = 30});
-    if (const auto how = RoundSteps::parse(name)) return rounds(std::move(c), *how, {.deadline = 30});
+    if (const auto how = Federated::parse(name)) return rounds({std::move(c)}, *how, {.deadline = 30});
+    if (const auto how = RoundSteps::parse(name)) return rounds({std::move(c)}, *how, {.deadline = 30});
     return all_reduce(std::move(c), {.deadline = 30});
   };
   return on_ranks(ranks, make, [&](Strategy& strategy, Ended& ended) {

@@ -18,27 +18,27 @@ namespace {
 
 // ---- servers, or all-reduce -----------------------------------------------------------------------------------------
 // One shard of the whole vector. The server's code determines when each push is applied, and which workers continue.
-class ByServers : public Method {
+class ByServers : public Simulation {
  public:
-  ByServers(Simulation& s, const Asynchrony& how, bool ring)
-      : s_(s),
+  ByServers(const SimulatedRun& run, const Asynchrony& how, bool ring)
+      : Simulation(run),
         synchronous_(how.kind == Asynchrony::Kind::bsp),
         of_means_(how.of_means()),
         ring_(ring),
-        rule_(s.rule(how.rule)),
-        service_(*rule_, s.flat().values, rule_blocks(s.flat()), s.workers(),
-                 {.how = how, .momentum = s.momentum(), .learning_rate = [&s](std::int64_t) { return s.rate(); }}),
-        exchanges_(std::size_t(s.workers())),
-        sent_(std::size_t(s.workers())),
-        waits_(std::size_t(s.workers())) {
-    s.clip(rule_->clip());
-    for (int m = 0; m < s.workers(); m++) {
-      sent_[std::size_t(m)] = Tensor::like(s.flat().values);
+        rule_(rule_of(run.options, how.rule)),
+        service_(*rule_, flat_.values, rule_blocks(flat_), workers(),
+                 {.how = how, .momentum = run_.sgd.momentum, .learning_rate = [this](std::int64_t) { return rate(); }}),
+        exchanges_(std::size_t(workers())),
+        sent_(std::size_t(workers())),
+        waits_(std::size_t(workers())) {
+    decays_.clip_norm = rule_->clip();
+    for (int m = 0; m < workers(); m++) {
+      sent_[std::size_t(m)] = Tensor::like(flat_.values);
       service_.pull(m, ++exchanges_[std::size_t(m)], sent_[std::size_t(m)]);
     }
     service_.answers();
   }
-  double way_there() const override { return ring_ ? 0 : s_.one_way(); }
+  double way_there() const override { return ring_ ? 0 : one_way(); }
   const Tensor& weights() override { return service_.shard().values(); }
   std::vector<std::int64_t> delays() const override {
     const ShardCounts& c = service_.counts();  // one delay is counted per update
@@ -50,8 +50,8 @@ class ByServers : public Method {
   void arrived(int worker) override {
     waits_[std::size_t(worker)] = true;
     // Synchronous gradients are all computed at the end: with one learning rate, and in the order of the workers.
-    if (synchronous_ && std::count(waits_.begin(), waits_.end(), true) < s_.active()) return;
-    for (int m = 0; m < s_.workers(); m++)
+    if (synchronous_ && std::count(waits_.begin(), waits_.end(), true) < active_) return;
+    for (int m = 0; m < workers(); m++)
       if (waits_[std::size_t(m)]) push(m);
     waits_.assign(waits_.size(), false);
     answer();
@@ -60,29 +60,28 @@ class ByServers : public Method {
 
  private:
   void answer() {
-    for (auto answers = service_.answers(s_.now()); !answers.empty(); answers = service_.answers(s_.now()))
+    for (auto answers = service_.answers(now_); !answers.empty(); answers = service_.answers(now_))
       for (const auto& a : answers) {
-        s_.start(a.worker, s_.now() + (ring_ ? s_.all_reduce() : s_.one_way()));
-        if (!s_.is_active(a.worker)) service_.lost(a.worker);  // then no worker waits for it
+        start(a.worker, now_ + (ring_ ? all_reduce() : one_way()));
+        if (machines_[std::size_t(a.worker)].left) service_.lost(a.worker);  // then no worker waits for it
       }
     if (service_.due() == looks_at_) return;
     looks_at_ = service_.due();
-    if (std::isfinite(looks_at_)) s_.visit(0, looks_at_);
+    if (std::isfinite(looks_at_)) visit(0, looks_at_);
   }
   void push(int m) {
     if (service_.drops(m)) {  // this gradient is not used, so it is not computed
-      s_.again(m);
-      service_.push(m, ++exchanges_[std::size_t(m)], s_.computed(), 1, sent_[std::size_t(m)]);
+      again(m);
+      service_.push(m, ++exchanges_[std::size_t(m)], flat_.gradients, 1, sent_[std::size_t(m)]);
       return;
     }
-    const bool finite = s_.gradient(m, sent_[std::size_t(m)]);
-    if (synchronous_) add_scaled(s_.computed(), s_.computed(), s_.weight(m) - 1);
-    if (finite && !synchronous_) s_.look(service_.shard(), m);
-    service_.push(m, ++exchanges_[std::size_t(m)], of_means_ ? s_.computed().clone() : s_.computed(), finite,
+    const bool finite = gradient(m, sent_[std::size_t(m)]);
+    if (synchronous_) add_scaled(flat_.gradients, flat_.gradients, weight(m) - 1);
+    if (finite && !synchronous_) look(service_.shard(), m);
+    service_.push(m, ++exchanges_[std::size_t(m)], of_means_ ? flat_.gradients.clone() : flat_.gradients, finite,
                   sent_[std::size_t(m)]);
   }
 
-  Simulation& s_;
   bool synchronous_, of_means_, ring_;
   double looks_at_ = 0;  // the ShardService::due() for which a visit is queued
   std::shared_ptr<const Rule> rule_;
@@ -95,9 +94,10 @@ class ByServers : public Method {
 // ---- workers that make their own steps ------------------------------------------------------------------------------
 // What workers send and how they use its sum is that of a RoundMethod (rounds.h). Running statistics are averaged step
 // by step, as under the other methods.
-class OwnSteps : public Method {
+class OwnSteps : public Simulation {
  protected:
-  explicit OwnSteps(Simulation& s) : s_(s), workers_(std::size_t(s.workers())), sum_(s.flat().values.clone()) {
+  explicit OwnSteps(const SimulatedRun& run)
+      : Simulation(run), workers_(std::size_t(workers())), sum_(flat_.values.clone()) {
     for (Worker& w : workers_) {
       w.x = sum_.clone();
       w.velocity = Tensor::zeros(sum_.backend(), sum_.shape());
@@ -113,29 +113,25 @@ class OwnSteps : public Method {
   // A step of SGD with momentum.
   void step(Worker& w) {
     const auto worker = int(&w - workers_.data());
-    if (!s_.gradient(worker, w.x, [&](Tensor& g) { w.method->before_update(w.x, g); })) return;
+    if (!gradient(worker, w.x, [&](Tensor& g) { w.method->before_update(w.x, g); })) return;
     rule_->push({.w = w.x.write<float>(),
-                 .g = s_.computed().data<float>(),
+                 .g = flat_.gradients.data<float>(),
                  .velocity = w.velocity.write<float>(),
                  .blocks = blocks_.data()},
-                w.x.numel(), Hyper{.learning_rate = s_.rate(), .momentum = s_.momentum()});
-    w.method->after_update(w.x, s_.rate());
+                w.x.numel(), Hyper{.learning_rate = rate(), .momentum = run_.sgd.momentum});
+    w.method->after_update(w.x, rate());
   }
   Exchanged exchanged(Worker& w) const {
-    return {.range = {0, sum_.numel()},
-            .x = w.x,
-            .sent = w.sent.defined() ? w.sent : w.x,
-            .sum = sum_,
-            .ranks = s_.workers()};
+    return {
+        .range = {0, sum_.numel()}, .x = w.x, .sent = w.sent.defined() ? w.sent : w.x, .sum = sum_, .ranks = workers()};
   }
 
-  Simulation& s_;
   std::vector<Worker> workers_;
   Tensor sum_;
 
  private:
   const std::unique_ptr<Rule> rule_ = make_rule("asgd-m");
-  const std::vector<RuleBlock> blocks_ = rule_blocks(s_.flat());
+  const std::vector<RuleBlock> blocks_ = rule_blocks(flat_);
 };
 
 // Each worker has weights and a velocity, makes H SGD steps, and then exchanges the result. Under easgd no worker
@@ -143,27 +139,26 @@ class OwnSteps : public Method {
 // LeCun 2015, the asynchronous form).
 class Local : public OwnSteps {
  public:
-  using Kind = RoundSteps::Kind;
-  Local(Simulation& s, const RoundSteps& how) : OwnSteps(s), how_(how), method_(round_method(how)) {
-    method_->allocate(s.flat());
+  Local(const SimulatedRun& run, const RoundSteps& how) : OwnSteps(run), how_(how), method_(how.method()) {
+    method_->allocate(flat_);
     method_->start(sum_);
     for (Worker& w : workers_) {
       w.method = method_;
-      if (how_.kind == Kind::cocod) w.sent = sum_.clone();
+      if (how_.kind == "cocod-sgd") w.sent = sum_.clone();
     }
   }
 
   void arrived(int worker) override {
     Worker& w = workers_[std::size_t(worker)];
     step(w);
-    const std::int64_t until = how_.kind == Kind::post_local && !s_.past_first_decay() ? 1 : how_.every.steps;
+    const std::int64_t until = how_.kind == "post-local-sgd" && !past_first_decay() ? 1 : how_.every.steps;
     if (++w.made < until) {
-      s_.start(worker, s_.now());
-      if (!s_.is_active(worker)) average_when_all_wait();
+      start(worker, now_);
+      if (machines_[std::size_t(worker)].left) average_when_all_wait();
       return;
     }
     w.made = 0;
-    if (how_.kind == Kind::elastic) return s_.visit(worker, s_.now() + s_.one_way());
+    if (method_->centre()) return visit(worker, now_ + one_way());
     w.waits = true;
     average_when_all_wait();
   }
@@ -172,27 +167,27 @@ class Local : public OwnSteps {
     Exchanged e = exchanged(workers_[std::size_t(worker)]);
     method_->send(e);
     method_->merge(e);
-    s_.start(worker, s_.now() + s_.one_way());
+    start(worker, now_ + one_way());
   }
 
   const Tensor& weights() override {
     if (method_->centre() != nullptr) return *method_->centre();
     add_up(&Worker::x);
-    join_mean(sum_, sum_, sum_, s_.workers());
+    join_mean(sum_, sum_, sum_, workers());
     return sum_;
   }
 
  private:
   void add_up(Tensor Worker::*what) {
     sum_.fill(0);
-    for (int m = 0; m < s_.workers(); m++) add_scaled(sum_, workers_[std::size_t(m)].*what, s_.weight(m));
+    for (int m = 0; m < workers(); m++) add_scaled(sum_, workers_[std::size_t(m)].*what, weight(m));
   }
   void average_when_all_wait() {
-    if (how_.kind == Kind::elastic || s_.active() == 0) return;
-    if (std::ranges::count(workers_, true, &Worker::waits) < s_.active()) return;
-    const bool late = how_.kind == Kind::cocod;  // the sum of the last exchange, plus each worker's change since
-    const double at = late ? std::max(s_.now(), sum_ready_) : s_.now() + s_.all_reduce();
-    sum_ready_ = at + s_.all_reduce();
+    if (method_->centre() || active_ == 0) return;
+    if (std::ranges::count(workers_, true, &Worker::waits) < active_) return;
+    const bool late = how_.kind == "cocod-sgd";  // the sum of the last exchange, plus each worker's change since
+    const double at = late ? std::max(now_, sum_ready_) : now_ + all_reduce();
+    sum_ready_ = at + all_reduce();
     add_up(late ? &Worker::sent : &Worker::x);
     for (Worker& w : workers_) {
       Exchanged e = exchanged(w);
@@ -202,8 +197,8 @@ class Local : public OwnSteps {
         w.x.copy_from(workers_[0].x);
       if (late) w.sent.copy_from(w.x);
     }
-    for (int m = 0; m < s_.workers(); m++)
-      if (std::exchange(workers_[std::size_t(m)].waits, false)) s_.start(m, at);
+    for (int m = 0; m < workers(); m++)
+      if (std::exchange(workers_[std::size_t(m)].waits, false)) start(m, at);
   }
 
   const RoundSteps how_;
@@ -215,11 +210,11 @@ class Local : public OwnSteps {
 // federated.h: the workers that take part in a round begin it together, and the next one begins when all have ended it.
 class OwnEpochs : public OwnSteps {
  public:
-  OwnEpochs(Simulation& s, const Federated& how) : OwnSteps(s), epochs_(how.epochs), theta_(sum_.clone()) {
-    for (int m = 0; m < s.workers(); m++) {
-      RoundMethod& method = *(workers_[std::size_t(m)].method = federated_method(how));
-      method.join(s.part(m), sgd_);
-      method.allocate(s.flat());
+  OwnEpochs(const SimulatedRun& run, const Federated& how) : OwnSteps(run), epochs_(how.epochs), theta_(sum_.clone()) {
+    for (int m = 0; m < workers(); m++) {
+      RoundMethod& method = *(workers_[std::size_t(m)].method = how.method());
+      method.join(part(m), sgd_);
+      method.allocate(flat_);
       method.equal(theta_);
     }
   }
@@ -231,24 +226,24 @@ class OwnEpochs : public OwnSteps {
 
   void arrived(int worker) override {
     step(workers_[std::size_t(worker)]);
-    s_.counts_as(0);
-    if (s_.part(worker)->more()) return s_.begin_step(worker, s_.now());
+    computed_ = 0;
+    if (part(worker)->more()) return begin_step(worker, now_);
     if (--under_way_ > 0) return;
     merge();
-    s_.counts_as(epochs_);
-    if (!s_.over()) begin_round();
+    computed_ = epochs_ * per_epoch_;
+    if (!over()) begin_round();
   }
 
  private:
   void begin_round() {
-    for (int m = 0; m < s_.workers(); m++) {
+    for (int m = 0; m < workers(); m++) {
       Worker& w = workers_[std::size_t(m)];
-      s_.part(m)->start(begun_, 0);
+      part(m)->start(begun_, 0);
       w.method->begin_epoch(begun_, {});
       w.velocity.fill(0);
-      if (!s_.part(m)->more()) continue;
+      if (!part(m)->more()) continue;
       under_way_++;
-      s_.begin_step(m, begun_ > 0 ? s_.now() + s_.all_reduce() : 0);
+      begin_step(m, begun_ > 0 ? now_ + all_reduce() : 0);
     }
     begun_ += epochs_;
   }
@@ -273,9 +268,9 @@ class OwnEpochs : public OwnSteps {
 
   const std::int64_t epochs_;
   Tensor theta_;
-  SGD sgd_{{.momentum = s_.momentum()}};  // only describes the steps
-  int under_way_ = 0;                     // workers that have not ended the round
-  std::int64_t begun_ = 0;                // epochs
+  SGD sgd_{{.momentum = run_.sgd.momentum}};  // only describes the steps
+  int under_way_ = 0;                         // workers that have not ended the round
+  std::int64_t begun_ = 0;                    // epochs
 };
 
 // The number of vectors as long as the weights that a strategy keeps for each worker. Throws UsageError for an unknown
@@ -290,7 +285,7 @@ int vectors_of_a_worker(const SimulatorOptions& options) {
       refuse(text,
              ": the simulator's workers make a fixed number of steps between exchanges of the whole vector: "
              "give H alone");
-    return rounds->kind == Local::Kind::cocod ? 3 : 2;
+    return rounds->kind == "cocod-sgd" ? 3 : 2;
   }
   if (federated)
     return 3 + 3 * (federated->kind == Federated::Kind::scaffold) + 2 * (federated->server != Federated::Server::none);
@@ -303,13 +298,6 @@ int vectors_of_a_worker(const SimulatorOptions& options) {
   const auto keeps = rule_of(options, how.rule)->keeps();
   // Always the weights sent to the worker. With bsp and a quorum also its gradient, until enough have arrived.
   return 1 + how.of_means() + keeps.square_avg + keeps.own;
-}
-
-std::unique_ptr<Method> make_method(Simulation& s, const std::string& text) {
-  if (text == "all-reduce") return std::make_unique<ByServers>(s, Asynchrony::parse("bsp"), true);
-  if (const auto how = RoundSteps::parse(text)) return std::make_unique<Local>(s, *how);
-  if (const auto how = Federated::parse(text)) return std::make_unique<OwnEpochs>(s, *how);
-  return std::make_unique<ByServers>(s, Asynchrony::parse(text), false);
 }
 
 }  // namespace
@@ -335,9 +323,12 @@ SimulatorReport simulate(Module& model, const Loss& loss, const SGDOptions& sgd,
                          const SimulatorOptions& options) {
   check_simulation(options);
   if (sgd.nesterov) refuse("Nesterov's momentum needs the next weights at once: the update rules have none");
-  Simulation simulation(model, loss, sgd, backend, data, options, vectors_of_a_worker(options));
-  const auto method = make_method(simulation, options.strategy);
-  return simulation.run(*method);
+  const SimulatedRun run{model, loss, sgd, backend, data, options, vectors_of_a_worker(options)};
+  const std::string& text = options.strategy;
+  if (text == "all-reduce") return ByServers(run, Asynchrony::parse("bsp"), true).run();
+  if (const auto how = RoundSteps::parse(text)) return Local(run, *how).run();
+  if (const auto how = Federated::parse(text)) return OwnEpochs(run, *how).run();
+  return ByServers(run, Asynchrony::parse(text), false).run();
 }
 
 }  // namespace tandem

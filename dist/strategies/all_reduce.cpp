@@ -19,6 +19,9 @@ namespace {
 struct BehindTheHost {
   std::unique_ptr<Event> end;  // of backward
   std::shared_ptr<void> loss;  // this rank's, in host memory at the end of backward
+  double fetched(DType type) const {
+    return type == DType::f64 ? *static_cast<double*>(loss.get()) : double(*static_cast<float*>(loss.get()));
+  }
 };
 
 class AllReduce : public Replicas {
@@ -66,7 +69,16 @@ class AllReduce : public Replicas {
     add_buckets(OwnerClass::replicated, between_);
     if (same_slice_ && same_slice_->size() > 1) add_buckets(OwnerClass::slice, between_slices_.emplace(same_slice_));
     broadcast(flat, between_.data(), buckets_.size() > 1 ? &between_slices_->data() : nullptr);
-    if (syncs_) *across_ = [this](const std::vector<double>& mine) { return of_all(mine); };
+    if (syncs_)  // buckets may be in flight
+      *across_ = [this](const std::vector<double>& mine) {
+        std::vector<double> all;
+        const auto gather = [&](Communicator& over) {
+          all = gather_numbers(over, mine);
+          return Work();
+        };
+        reducer_.wait(reducer_.add({.over = *communicator_, .begin = gather, .name = "batch norm"}));
+        return all;
+      };
     flat.on_gradient([this](const ParameterRange& parameter) {
       for (auto& b : buckets_) b->ready(parameter);
     });
@@ -74,10 +86,37 @@ class AllReduce : public Replicas {
 
   void exchange(const Tensor& loss) override {
     if (options_.classifier) options_.classifier->step();
-    if (behind_) return exchange_on_device(loss);
-    exchange([&] { return std::isfinite(loss.item()); });
+    if (behind_) {
+      for (auto& b : buckets_) b->pack_rest();
+      Queue& queue = flat_->backend().queue();
+      queue.fetch(behind_->loss.get(), loss.raw(), size_of(loss.dtype()));
+      queue.mark(*behind_->end);
+    } else {
+      reducer_.waits();
+    }
+    for (auto& b : buckets_) b->agree();
+    for (auto& b : buckets_) b->flush();
+    reducer_.add({between_.flags(), behind_ ? behind_->end.get() : nullptr, [&](Communicator& over) {
+                    if (behind_) reducer_.waits();
+                    flags_[0] = std::isfinite(behind_ ? behind_->fetched(loss.dtype()) : loss.item()) ? 0 : 1;
+                    flags_[1] = stop_requested_ ? 1 : 0;
+                    return over.all_reduce({flags_, 2, DType::f32});
+                  }});
+    reducer_.finish();
+    stop_ = flags_[1] > 0;
+    anywhere_.fill(flags_[0] > 0 ? std::nan("") : 0);
+    if (slices_) {
+      arrived();
+      optimizer_->measure_all();
+      add_norms(*slices_, *optimizer_);
+    }
+    // Before the update: a rank that fails here has the state of a complete step.
+    if (options_.check_every > 0 && steps_ > 0 && steps_ % options_.check_every == 0)
+      compare_parameters(*flat_, steps_);
+    steps_++;
+    if (behind_) rewind(true);
   }
-  void update(Optimizer& optimizer) override {
+  void update(Optimizer& optimizer, const Tensor&) override {
     if (!slices_) arrived();
     optimizer.update(&anywhere_);
     if (!behind_) rewind(optimizer.read_state().not_finite == 0);
@@ -124,55 +163,6 @@ class AllReduce : public Replicas {
     if (o.power_sgd > 0) text += " (powersgd:" + std::to_string(o.power_sgd) + ")";
     if (o.top_k > 0) text += " (topk:" + digits(o.top_k) + ")";
     return text + (o.wire == DType::bf16 ? " (bf16)" : "");
-  }
-
-  // Gathers every rank's numbers, in the order of ranks. Buckets may be in flight.
-  std::vector<double> of_all(const std::vector<double>& mine) {
-    std::vector<double> all(mine.size() * std::size_t(size()));
-    std::copy(mine.begin(), mine.end(), all.begin() + std::ptrdiff_t(mine.size()) * rank());
-    reducer_.wait(reducer_.add({.over = *communicator_,
-                                .begin = [&all](Communicator& over) { return over.all_gather(buffer(all)); },
-                                .name = "batch norm"}));
-    return all;
-  }
-
-  // Fetches the loss and marks the end of backward after the work that is queued for this step.
-  void exchange_on_device(const Tensor& loss) {
-    for (auto& b : buckets_) b->pack_rest();
-    Queue& queue = flat_->backend().queue();
-    queue.fetch(behind_->loss.get(), loss.raw(), size_of(loss.dtype()));
-    queue.mark(*behind_->end);
-    exchange([&] {
-      reducer_.waits();
-      const void* fetched = behind_->loss.get();
-      return std::isfinite(loss.dtype() == DType::f64 ? *static_cast<const double*>(fetched)
-                                                      : double(*static_cast<const float*>(fetched)));
-    });
-    rewind(true);
-  }
-
-  // Exchanges all buckets and the flags. `finite` is called when this rank's backward has ended.
-  void exchange(const std::function<bool()>& finite) {
-    if (!behind_) reducer_.waits();
-    for (auto& b : buckets_) b->agree();
-    for (auto& b : buckets_) b->flush();
-    reducer_.add({between_.flags(), behind_ ? behind_->end.get() : nullptr, [&](Communicator& over) {
-                    flags_[0] = finite() ? 0 : 1;
-                    flags_[1] = stop_requested_ ? 1 : 0;
-                    return over.all_reduce({flags_, 2, DType::f32});
-                  }});
-    reducer_.finish();
-    stop_ = flags_[1] > 0;
-    anywhere_.fill(flags_[0] > 0 ? std::nan("") : 0);
-    if (slices_) {
-      arrived();
-      optimizer_->measure_all();
-      add_norms(*slices_, *optimizer_);
-    }
-    // Before the update: a rank that fails here has the state of a complete step.
-    if (options_.check_every > 0 && steps_ > 0 && steps_ % options_.check_every == 0)
-      compare_parameters(*flat_, steps_);
-    steps_++;
   }
 
   std::shared_ptr<GatherNumbers> across_ = std::make_shared<GatherNumbers>();  // used by the batch norms

@@ -24,6 +24,5 @@ void add_scaled(Tensor& y, const Tensor& x, double weight, const Tensor& z = {})
 void stale_mean(Tensor& x, const Tensor& sum, double weight, int ranks);
 // narrow = bf16(x − common + error); error becomes the rounding error.
 void narrow_difference(Tensor& narrow, Tensor& error, const Tensor& x, const Tensor& common);
-void add_mean(Tensor& x, const Tensor& common, const Tensor& narrow, int ranks);  // x = common + narrow/ranks
 
 }  // namespace tandem

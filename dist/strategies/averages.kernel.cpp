@@ -48,15 +48,6 @@ struct NarrowDifference {
 };
 
 template <class T>
-struct AddMean {
-  T ranks;
-  const T* common;
-  const bf16* narrow;
-  T* x;
-  TANDEM_HD void operator()(std::int64_t i) const { x[i] = common[i] + T(float(narrow[i])) / ranks; }
-};
-
-template <class T>
 struct OuterStep {
   T ranks, beta, gamma;
   const T *sum, *sent;
@@ -122,12 +113,6 @@ void narrow_difference(Tensor& narrow, Tensor& error, const Tensor& x, const Ten
   dispatch_wide(x.dtype(), "the difference in bf16", [&]<class T> {
     launch(x.backend(), x.numel(),
            NarrowDifference<T>{x.data<T>(), common.data<T>(), error.write<T>(), narrow.write<bf16>()});
-  });
-}
-
-void add_mean(Tensor& x, const Tensor& common, const Tensor& narrow, int ranks) {
-  dispatch_wide(x.dtype(), "the mean over hosts", [&]<class T> {
-    launch(x.backend(), x.numel(), AddMean<T>{T(ranks), common.data<T>(), narrow.data<bf16>(), x.write<T>()});
   });
 }
 

@@ -29,7 +29,10 @@
 #include <string>
 #include <vector>
 
+#include "core/elementwise.h"
 #include "core/spec.h"
+#include "dist/strategies/averages.h"
+#include "dist/strategies/replicas.h"
 #include "dist/strategies/rounds.h"
 
 namespace tandem {
@@ -50,16 +53,23 @@ struct DasoOptions {
 
   // Returns nothing if the name is not of DASO. Throws UsageError.
   static std::optional<DasoOptions> parse(const std::string& text);
+  std::unique_ptr<RoundMethod> method() const;
+  void adjust(RoundsOptions& options) const { options.merges_statistics = norms != 0; }
   std::string name() const;         // with the options that differ from the defaults: "daso:B=8"
   std::vector<SpecField> fields();  // its options, which must not outlive it
 };
 
-class DasoSchedule : public RoundMethod {
+class Daso : public RoundMethod {
  public:
-  explicit DasoSchedule(const DasoOptions& options) : o_(options), B_(options.B), W_(options.W) {}
+  explicit Daso(const DasoOptions& options) : o_(options), B_(options.B), W_(options.W) {}
   void begin_epoch(std::int64_t epoch, const RunPlan& plan) override {
     blocking_ = epoch < o_.warm_up || epoch >= plan.epochs - o_.cool_down;
     pending_ = false;
+    if (!narrow() || !flat_) return;
+    for (auto [vector, dtype] :
+         {std::pair(&narrow_, DType::bf16), {&common_, flat_->values.dtype()}, {&error_, flat_->values.dtype()}})
+      if (!vector->defined()) *vector = Replicas::vector(*flat_, dtype);
+    error_.fill(0);
   }
   Turn next(const Moment& now) override {
     if (now.last < 0)
@@ -88,18 +98,40 @@ class DasoSchedule : public RoundMethod {
     B_ = begins_anew ? o_.longest : std::max<std::int64_t>(1, B_ / 2);
     W_ = std::max<std::int64_t>(1, begins_anew ? B_ / 4 : W_ - 1);
   }
+
+  void allocate(const FlatParameters& flat) override { flat_ = &flat; }
+  void release() override { common_ = error_ = narrow_ = {}; }
+  void send(Exchanged& e) override {
+    if (!narrow()) return e.sum.copy_from(e.x);
+    e.sum = part(narrow_, e.range);
+    if (!o_.differences) return e.sum.copy_from(e.x);
+    // Of the whole vector: the error is the same on all ranks of a host
+    narrow_difference(narrow_, error_, flat_->values, common_);
+  }
+  void merge(Exchanged& e) override {
+    if (!e.turn.waits) {
+      if (o_.keep_progress) return join_mean(e.x, e.sent, e.sum, e.ranks);
+      return stale_mean(e.x, e.sum, e.turn.weight > 0 ? 2.0 * double(e.turn.weight) : 1, e.ranks);
+    }
+    e.x.copy_from(e.sum);
+    join_mean(e.x, e.x, e.x, e.ranks);
+    if (differs()) add_into(e.x, part(common_, e.range));
+  }
+  void equal(const Tensor& x) override {
+    if (differs() && common_.defined()) common_.copy_from(x);
+  }
+
   void saved(StrategyState& state) override {  // "B W best bad"
     std::string best = digits(best_, 17);
     std::string text = std::to_string(B_) + " " + std::to_string(W_) + " " + best + " " + std::to_string(bad_);
     state.text("daso", text);
     std::istringstream words(text);
-    DasoSchedule read = *this;
+    Daso read = *this;
     if (!(words >> read.B_ >> read.W_ >> best >> read.bad_))
       refuse("a checkpoint's state of daso is '", text, "': expected B, W, the best loss and a count");
     read.best_ = parsed<double>(best).value_or(std::numeric_limits<double>::infinity());
     *this = read;
   }
-  bool blocking() const { return blocking_; }  // an epoch in which every batch blocks
   std::int64_t B() const { return B_; }
   std::int64_t W() const { return W_; }
 
@@ -107,16 +139,19 @@ class DasoSchedule : public RoundMethod {
   static constexpr int patience = 3;           // consecutive epochs without improvement that make a plateau
 
  protected:
+  bool narrow() const { return blocking_ && o_.bf16; }
   DasoOptions o_;
 
  private:
+  bool differs() const { return narrow() && o_.differences; }
+
   std::int64_t B_, W_;
-  bool blocking_ = true, pending_ = false;
+  bool blocking_ = true, pending_ = false;  // blocking_: an epoch in which every batch blocks
   std::int64_t sent_at_ = 0, weight_ = 0;
   double best_ = std::numeric_limits<double>::infinity();
   int bad_ = 0;
+  const FlatParameters* flat_ = nullptr;
+  Tensor common_, error_, narrow_;  // the last common state; the rounding error; the data to send
 };
-
-std::unique_ptr<Strategy> daso(RoundRanks ranks, const DasoOptions& how, const RoundsOptions& options = {});
 
 }  // namespace tandem

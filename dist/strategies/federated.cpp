@@ -140,14 +140,6 @@ double normalised_steps(double steps, double momentum, bool nesterov) {
   return (steps - momentum * (1 - std::pow(momentum, steps)) / (1 - momentum)) / (1 - momentum);
 }
 
-std::unique_ptr<RoundMethod> federated_method(const Federated& how) { return std::make_unique<FederatedRounds>(how); }
-
-std::unique_ptr<Strategy> federated(std::unique_ptr<Communicator> communicator, const Federated& how,
-                                    RoundsOptions options) {
-  options.own_epochs = how.epochs;
-  options.sample = how.sample;
-  return rounds(
-      {.everybody = std::move(communicator)}, how.text, [how] { return federated_method(how); }, options);
-}
+std::unique_ptr<RoundMethod> Federated::method() const { return std::make_unique<FederatedRounds>(*this); }
 
 }  // namespace tandem

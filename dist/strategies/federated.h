@@ -36,6 +36,13 @@ struct Federated {
   static std::optional<Federated> parse(const std::string& text);
   static std::vector<std::string> names();
   std::vector<SpecField> fields();
+  const std::string& name() const { return text; }
+  // What one worker sends after a round, and its use of the sum over all. The simulator has one for each worker.
+  std::unique_ptr<RoundMethod> method() const;
+  void adjust(RoundsOptions& options) const {
+    options.own_epochs = epochs;
+    options.sample = sample;
+  }
 };
 
 double normalised_steps(double steps, double momentum, bool nesterov = false);  // a_i of fednova
@@ -44,10 +51,5 @@ double normalised_steps(double steps, double momentum, bool nesterov = false);  
 // β₁ = 0.9, β₂ = 0.99, τ = 0.001, and v = τ² at first. delta: Δ/factor. The kernel is in averages.kernel.cpp.
 void server_step(const Federated& how, Tensor& theta, Tensor& m, Tensor& v, const Tensor& delta, double factor = 1);
 constexpr double server_tau = 1e-3;
-
-// What one worker sends after a round, and its use of the sum over all. The simulator has one for each worker.
-std::unique_ptr<RoundMethod> federated_method(const Federated& how);
-std::unique_ptr<Strategy> federated(std::unique_ptr<Communicator> communicator, const Federated& how,
-                                    RoundsOptions options = {});
 
 }  // namespace tandem

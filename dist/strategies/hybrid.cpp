@@ -2,7 +2,6 @@
 
 #include "core/backend.h"
 #include "core/text.h"
-#include "dist/strategies/sliced_linear.h"
 #include "layers/layers.h"
 
 namespace tandem {
@@ -23,7 +22,6 @@ SlicedClassifier::SlicedClassifier(std::unique_ptr<Communicator> on_host, double
 
 double SlicedClassifier::parse(const std::string& name) {
   double sample = 1;
-  if (spec_name(name) != "hybrid") refuse("--strategy ", name, ": expected hybrid, or hybrid:sample=SHARE");
   read_spec(name, fields(sample));
   return sample;
 }
@@ -37,8 +35,8 @@ void SlicedClassifier::begin() const {
 }
 
 void SlicedClassifier::step() const {
-  if (layer_ && layer_->waits())
-    refuse("hybrid: the loss of this step is not the task's, which knows that ", layer_->path(),
+  if (waits_)
+    refuse("hybrid: the loss of this step is not the task's, which knows that ", path_,
            " is cut over ranks: train by task.loss");
 }
 
@@ -58,15 +56,20 @@ void SlicedClassifier::prepare(Module& model, Task& task) {
   if (outputs < n)
     refuse("hybrid: ", last->path(), " has ", outputs, " outputs, and ", n,
            " ranks of a host would share them: start fewer");
-  layer_ = std::make_shared<SlicedLinear>(on_host_, last->path(), outputs, sample_);
-  last->cut({on_host_->rank(), n}, [layer = layer_](const Variable& x, const Variable& w, const Variable& b,
-                                                    bool training) { return layer->forward(x, w, b, training); });
-  task.loss = [layer = layer_, plain = *loss](const Variable& outputs, const Tensor& labels, Tensor* correct) {
-    if (!layer->handed_on()) return plain(outputs, labels, correct);  // one rank, or eval mode: rows of logits
-    if (outputs.value().raw() != layer->handed_on())
-      refuse("hybrid: the model goes on behind ", layer->path(),
+  path_ = last->path();
+  cuts_.clear();
+  for (int k = 0; k <= n; k++) cuts_.push_back(Slice{k, n}.begin(outputs));
+  last->cut({on_host_->rank(), n},
+            [self = shared_from_this()](const Variable& x, const Variable& w, const Variable& b, bool training) {
+              return self->forward(x, w, b, training);
+            });
+  task.loss = [self = shared_from_this(), plain = *loss](const Variable& outputs, const Tensor& labels,
+                                                         Tensor* correct) {
+    if (!self->features_) return plain(outputs, labels, correct);  // one rank, or eval mode: rows of logits
+    if (outputs.value().raw() != self->features_)
+      refuse("hybrid: the model goes on behind ", self->path_,
              ", its last Linear, which is cut over ranks: choose all-reduce");
-    return layer->loss(outputs, labels, plain.label_smoothing, correct);
+    return self->loss(outputs, labels, plain.label_smoothing, correct);
   };
 }
 

@@ -16,10 +16,14 @@
 //
 // In training the divided layer returns its input features, and the task's loss computes the above. In evaluation it
 // returns whole rows of logits.
+//
+// Threads: the training thread. All ranks of the host make the same calls in the same order; each call waits for all.
 #pragma once
 #include <memory>
 #include <string>
+#include <vector>
 
+#include "autograd/variable.h"
 #include "core/spec.h"
 #include "dist/collectives/communicator.h"
 #include "layers/train/task.h"
@@ -27,9 +31,8 @@
 namespace tandem {
 
 class Module;
-class SlicedLinear;
 
-class SlicedClassifier {
+class SlicedClassifier : public std::enable_shared_from_this<SlicedClassifier> {
  public:
   // on_host: the ranks that together have the layer, in the order of their slices. sample: the fraction of a slice's
   // classes that a step trains.
@@ -49,10 +52,27 @@ class SlicedClassifier {
   std::uint64_t sent_bytes() const { return on_host_->traffic().bytes; }
 
  private:
-  std::shared_ptr<Communicator> on_host_;
+  // The layer. In training it returns x [b, F], and the caller must then call loss(). In eval mode it returns the
+  // logits [b, C] of this rank's rows.
+  Variable forward(const Variable& x, const Variable& w, const Variable& b, bool training);
+  // x: the output of the layer in training. Returns the mean over this rank's rows; the gradients of w and b are
+  // complete. smoothing, correct: as in cross_entropy().
+  Variable loss(const Variable& x, const Tensor& labels, double smoothing, Tensor* correct);
+  std::int64_t classes() const { return cuts_.back(); }
+  std::int64_t first() const { return cuts_[std::size_t(on_host_->rank())]; }  // the first class of this rank
+  std::int64_t width() const { return cuts_[std::size_t(on_host_->rank()) + 1] - first(); }
+  Variable whole_rows(const Variable& x, const Variable& w, const Variable& b) const;
+  std::vector<std::int32_t> sampled(const std::vector<double>& labels) const;
+  Tensor positions(const std::vector<double>& labels, const std::vector<std::int32_t>& chosen, Backend& backend) const;
+
+  const std::shared_ptr<Communicator> on_host_;
   const double sample_;
   bool prepared_ = false;
-  std::shared_ptr<SlicedLinear> layer_;  // null: no layer is divided
+  std::string path_;                                    // of the Linear
+  Cuts cuts_;                                           // where each slice begins
+  const Variable *weight_ = nullptr, *bias_ = nullptr;  // the parameters
+  const void* features_ = nullptr;                      // the last output of the layer in training; null: logits
+  bool waits_ = false;                                  // loss() was not called since
 };
 
 }  // namespace tandem

@@ -12,31 +12,13 @@
 namespace tandem {
 namespace {
 
-using Kind = RoundSteps::Kind;
-
 // ---- when -----------------------------------------------------------------------------------------------------------
-// The step before which the learning rate first decays.
-std::int64_t first_decay(const RunPlan& run) {
-  const double total = double(run.epochs) * run.steps_per_epoch;
-  double largest = 0, before = 0;
-  for (std::int64_t step = 0; double(step) < total; step++) {
-    const double rate = run.learning_rate(double(step));
-    if (rate < 0.9 * before || rate < 0.5 * largest) return step;
-    largest = std::max(largest, rate);
-    before = rate;
-  }
-  return std::int64_t(total / 2);
-}
-
 class EveryH : public RoundMethod {
  public:
   explicit EveryH(const RoundSteps& how) : how_(how) {}
-  void begin_epoch(std::int64_t, const RunPlan& plan) override {
-    plan_ = plan;
-    if (how_.kind == Kind::post_local && plan.learning_rate && first_decay_ < 0) first_decay_ = first_decay(plan);
-  }
+  void begin_epoch(std::int64_t, const RunPlan& plan) override { plan_ = plan; }
   Turn next(const Moment& now) override {
-    if (made_ == 0) round_ = before_decay(now.step) ? 1 : how_.every.at(now.rate, now.step, plan_);
+    if (made_ == 0) round_ = steps(now);
     made_++;
     Turn turn{.merges = left_ > 0 && --left_ == 0, .fragment = turn_, .fragments = how_.stream};
     if (made_ < round_ * (turn_ + 1) / how_.stream) return turn;
@@ -47,30 +29,46 @@ class EveryH : public RoundMethod {
     if (++turn_ == how_.stream) made_ = turn_ = 0;
     return turn;
   }
-  // The centre of easgd is equal on all ranks; it needs no exchange unless steps were made since the last one.
+  // A centre is equal on all ranks; it needs no exchange unless steps were made since the last one.
   Turn end(const Moment&) override {
-    const bool sends = how_.kind != Kind::elastic || made_ > 0;
+    const bool sends = !centre() || made_ > 0;
     const Turn turn{.sends = sends, .waits = sends, .merges = true};
     made_ = turn_ = left_ = 0;
     return turn;
   }
 
  protected:
+  // Of the round that begins with this step.
+  virtual std::int64_t steps(const Moment& now) { return how_.every.at(now.rate, now.step, plan_); }
   const RoundSteps how_;
+  RunPlan plan_;
 
  private:
-  bool before_decay(std::int64_t step) const {
-    if (how_.kind != Kind::post_local) return false;
-    if (first_decay_ < 0)
-      refuse(how_.name(),
-             " asks when the learning rate decays: call begin_epoch() before the first step, as fit() does");
-    return step < first_decay_;
-  }
-
-  RunPlan plan_;
   std::int64_t round_ = 1, made_ = 0, turn_ = 0;  // length of this round; its steps so far; the next fragment
   std::int64_t left_ = 0;                         // steps until the sum in flight is used; 0: none is in flight
-  std::int64_t first_decay_ = -1;                 // −1: unknown
+};
+
+struct PostLocal : EveryH {
+  using EveryH::EveryH;
+  std::int64_t decays_at = -1;  // the step before which the learning rate first decays; −1: unknown
+  std::int64_t steps(const Moment& now) override {
+    if (decays_at < 0) find_decay();
+    return now.step < decays_at ? 1 : EveryH::steps(now);
+  }
+  void find_decay() {
+    if (!plan_.learning_rate)
+      refuse(how_.name(),
+             " asks when the learning rate decays: call begin_epoch() before the first step, as fit() does");
+    const double total = double(plan_.epochs) * plan_.steps_per_epoch;
+    double largest = 0, before = 0;
+    for (decays_at = 0; double(decays_at) < total; decays_at++) {
+      const double rate = plan_.learning_rate(double(decays_at));
+      if (rate < 0.9 * before || rate < 0.5 * largest) return;
+      largest = std::max(largest, rate);
+      before = rate;
+    }
+    decays_at = std::int64_t(total / 2);
+  }
 };
 
 // ---- merges ---------------------------------------------------------------------------------------------------------
@@ -107,21 +105,31 @@ struct Outer : EveryH {
   }
 };
 
-constexpr const char* kinds[] = {"local-sgd", "post-local-sgd", "cocod-sgd", "easgd", "outer"};
+// ---- the table ------------------------------------------------------------------------------------------------------
+template <class Method>
+std::unique_ptr<RoundMethod> made(const RoundSteps& how) {
+  return std::make_unique<Method>(how);
+}
+
+struct Row {
+  RoundSteps defaults;
+  std::unique_ptr<RoundMethod> (*make)(const RoundSteps& how);
+};
+const Row table[] = {{{.kind = "local-sgd"}, made<EveryH>},
+                     {{.kind = "post-local-sgd"}, made<PostLocal>},
+                     {{.kind = "cocod-sgd", .overlap = RoundSteps::until_next_turn}, made<EveryH>},
+                     {{.kind = "easgd", .overlap = RoundSteps::until_next_turn}, made<Elastic>},
+                     {{.kind = "outer", .every = {.steps = 100}, .overlap = RoundSteps::until_next_turn}, made<Outer>}};
+
+const Row* row_of(const std::string& kind) {
+  for (const Row& row : table)
+    if (row.defaults.kind == kind) return &row;
+  return nullptr;
+}
 
 }  // namespace
 
-std::unique_ptr<RoundMethod> round_method(const RoundSteps& how) {
-  if (how.kind == Kind::elastic) return std::make_unique<Elastic>(how);
-  if (how.kind == Kind::outer) return std::make_unique<Outer>(how);
-  return std::make_unique<EveryH>(how);
-}
-
-std::unique_ptr<Strategy> rounds(std::unique_ptr<Communicator> communicator, const RoundSteps& how,
-                                 const RoundsOptions& options) {
-  return rounds(
-      {.everybody = std::move(communicator)}, how.name(), [how] { return round_method(how); }, options);
-}
+std::unique_ptr<RoundMethod> RoundSteps::method() const { return row_of(kind)->make(*this); }
 
 // ---- names ----------------------------------------------------------------------------------------------------------
 std::optional<Interval> Interval::parse(const std::string& text, std::int64_t steps) {
@@ -147,7 +155,11 @@ std::int64_t Interval::at(double rate, std::int64_t step, const RunPlan& plan) c
   return std::max(steps, root * root < most ? std::int64_t(root * root) : std::int64_t(most));
 }
 
-std::vector<std::string> RoundSteps::names() { return {std::begin(kinds), std::end(kinds)}; }
+std::vector<std::string> RoundSteps::names() {
+  std::vector<std::string> all;
+  for (const Row& row : table) all.push_back(row.defaults.kind);
+  return all;
+}
 
 std::vector<SpecField> RoundSteps::fields() {
   auto interval = [this](const std::string& value) {
@@ -156,24 +168,20 @@ std::vector<SpecField> RoundSteps::fields() {
     return read.has_value();
   };
   std::vector<SpecField> all{bare({"H", "STEPS, from 1, or qsr:ALPHA:STEPS", interval, every.name()})};
-  if (kind != Kind::outer) return all;
-  all.push_back(number_field("momentum", momentum, 0, 0.999999));
-  all.push_back(number_field("lr", learning_rate, 1e-6, 10));
-  all.push_back(number_field("stream", stream, 1, 1e6));
-  all.push_back(number_field("overlap", overlap, 0, 1e9));
-  if (overlap < 0) all.back().value = "until the next turn";
+  if (kind == "outer")
+    for (SpecField field :
+         {number_field("momentum", momentum, 0, 0.999999), number_field("lr", learning_rate, 1e-6, 10),
+          number_field("stream", stream, 1, 1e6), number_field("overlap", overlap, 0, 1e9)})
+      all.push_back(field);
   return all;
 }
 
-std::optional<RoundSteps> RoundSteps::parse(const std::string& text, const RoundSteps& outer) {
-  const auto known = std::ranges::find(kinds, spec_name(text));
-  if (known == std::end(kinds)) return {};
-  const Kind kind = Kind(known - kinds);
-  RoundSteps how = kind == Kind::outer ? outer : RoundSteps{.kind = kind};
-  const bool local = how.kind == Kind::local || how.kind == Kind::post_local;
-  how.overlap = local ? 0 : until_next_turn;
+std::optional<RoundSteps> RoundSteps::parse(const std::string& text, const std::optional<RoundSteps>& defaults) {
+  const Row* const row = row_of(spec_name(text));
+  if (!row) return {};
+  RoundSteps how = defaults.value_or(row->defaults);
   read_spec(text, how.fields());
-  if (how.kind == Kind::outer && how.stream == 1 && how.overlap < 0) how.overlap = 0;
+  if (how.kind == "outer" && how.stream == 1 && how.overlap < 0) how.overlap = 0;
   const std::int64_t turn = how.every.steps / how.stream;
   if (turn < 1) refuse(text, ": ", how.stream, " fragments need at least as many steps in H, not ", how.every.steps);
   if (how.overlap > turn)
@@ -182,9 +190,8 @@ std::optional<RoundSteps> RoundSteps::parse(const std::string& text, const Round
 }
 
 std::string RoundSteps::name() const {
-  const std::string is = kinds[int(kind)];
-  if (kind != Kind::outer) return is + ":" + every.name();
-  std::string text = is + ":H=" + every.name() + ",momentum=" + digits(momentum) + ",lr=" + digits(learning_rate);
+  if (kind != "outer") return kind + ":" + every.name();
+  std::string text = "outer:H=" + every.name() + ",momentum=" + digits(momentum) + ",lr=" + digits(learning_rate);
   if (stream > 1 || overlap != 0) text += ",stream=" + std::to_string(stream);
   if (overlap >= 0 && (stream > 1 || overlap > 0)) text += ",overlap=" + std::to_string(overlap);
   return text;

@@ -47,8 +47,8 @@ struct Interval {
 };
 
 struct RoundSteps {
-  enum class Kind { local, post_local, cocod, elastic, outer } kind = Kind::local;
   static constexpr std::int64_t until_next_turn = -1;
+  std::string kind = "local-sgd";  // a name of the table in local_steps.cpp
   Interval every = {};
   // β and γ of outer. The paper's β of 0.9 is for hundreds of rounds; 0.5 is our choice for the tens of a short run.
   double momentum = 0.5, learning_rate = 0.7;
@@ -56,19 +56,14 @@ struct RoundSteps {
   std::int64_t overlap = 0;  // steps between sending and using a sum; 0: the step waits
 
   // "local-sgd:8", "cocod-sgd", "local-sgd:H=qsr:0.2:4", "outer:H=100,momentum=0.5,lr=0.7,stream=4,overlap=5". The
-  // default of H is 8, and 100 for outer. `outer` has the defaults of that name. Returns nothing if the name has none
-  // of these forms. Throws UsageError.
-  static std::optional<RoundSteps> parse(const std::string& text, const RoundSteps& outer);
-  static std::optional<RoundSteps> parse(const std::string& text) {
-    return parse(text, {.kind = Kind::outer, .every = {.steps = 100}});
-  }
-  std::string name() const;                 // "local-sgd:8"
+  // default of H is 8, and 100 for outer. defaults: other ones. Returns nothing if the name has none of these forms.
+  // Throws UsageError.
+  static std::optional<RoundSteps> parse(const std::string& text, const std::optional<RoundSteps>& defaults = {});
+  std::string name() const;  // "local-sgd:8"
+  std::unique_ptr<RoundMethod> method() const;
+  void adjust(RoundsOptions&) const {}
   std::vector<SpecField> fields();          // its options, which must not outlive it
   static std::vector<std::string> names();  // "local-sgd", …
 };
-
-std::unique_ptr<RoundMethod> round_method(const RoundSteps& how);  // the simulator uses its merge too
-std::unique_ptr<Strategy> rounds(std::unique_ptr<Communicator> communicator, const RoundSteps& how,
-                                 const RoundsOptions& options = {});
 
 }  // namespace tandem

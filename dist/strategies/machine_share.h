@@ -10,7 +10,6 @@
 // whole.
 #pragma once
 #include <algorithm>
-#include <array>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -43,28 +42,19 @@ class MachineShare {
   int rank() const { return ranks_[std::size_t(place())]; }
   int job_size() const { return job_size_; }
   bool holds(int rank) const { return std::find(ranks_.begin(), ranks_.end(), rank) != ranks_.end(); }
-  // Returns the leader's.
-  std::array<std::int64_t, 2> of_leader(std::array<std::int64_t, 2> numbers) {
-    on_host_->broadcast({numbers.data(), sizeof numbers, DType::u8}, 0).wait();
-    return numbers;
-  }
   // The texts of this machine's ranks.
   std::vector<std::string> gather(const std::string& mine) { return gather_texts(*on_host_, mine); }
-  // The texts of all ranks of the job, in the order of ranks. among_leaders: called by the leader; it gathers its
-  // argument over the leaders of all machines.
-  using Gather = std::function<std::vector<std::string>(const std::string& mine)>;
-  std::vector<std::string> gather(const std::string& mine, const Gather& among_leaders) {
-    if (size() == 1) return among_leaders(mine);
-    const auto here = gather(bundle({std::to_string(rank()), mine}));
-    const std::string everywhere = gather(leads() ? bundle(among_leaders(bundle(here))) : "")[0];
+  // The texts of all ranks of the job, in the order of ranks; of a lost machine empty ones. in_lane: gathers its
+  // argument over the ranks with this place on their machines.
+  template <class Gather>
+  std::vector<std::string> gather(const std::string& mine, const Gather& in_lane) {
     std::vector<std::string> all(static_cast<std::size_t>(job_size_));
-    for (const std::string& machine : unbundle(everywhere)) {
-      if (machine.empty()) continue;  // the machine is lost
-      for (const std::string& text : unbundle(machine)) {
+    for (const std::string& lane : gather(bundle(in_lane(bundle({std::to_string(rank()), mine})))))
+      for (const std::string& text : unbundle(lane)) {
+        if (text.empty()) continue;
         const auto sent = unbundle(text);
         all[std::stoul(sent[0])] = sent[1];
       }
-    }
     return all;
   }
 
@@ -74,13 +64,11 @@ class MachineShare {
     double next_lease = 0;  // the leader's next lease plus 1; 0: not known yet
     MetricSums sums = {};
   };
-  void sum(Step& step) {
-    double* const numbers[] = {&step.not_finite, &step.stops,        &step.samples,     &step.next_lease,
-                               &step.sums.loss,  &step.sums.correct, &step.sums.samples};
-    std::vector<double> all;
-    for (const double* n : numbers) all.push_back(*n);
+  void sum(Step& s) {
+    std::vector<double> all{s.not_finite, s.stops,        s.samples,     s.next_lease,
+                            s.sums.loss,  s.sums.correct, s.sums.samples};
     on_host_->all_reduce(buffer(all)).wait();
-    for (std::size_t i = 0; i < all.size(); i++) *numbers[i] = all[i];
+    s = {all[0], all[1], all[2], all[3], {.loss = all[4], .correct = all[5], .samples = all[6]}};
   }
 
  private:
@@ -124,7 +112,8 @@ class WorkerLeases {
   // Sends the number of done leases from the leader to all ranks of a machine, so that all count the same steps.
   // Returns the leader's `number`.
   std::int64_t share_done(std::int64_t number = 0) {
-    const auto numbers = machine_.of_leader({number, node_.leases_done()});
+    std::int64_t numbers[] = {number, node_.leases_done()};
+    machine_.on_host().broadcast({numbers, sizeof numbers, DType::u8}, 0).wait();
     done_ = numbers[1];
     return numbers[0];
   }

@@ -102,10 +102,7 @@ class ParameterServer : public Strategy {
   bool saves_after_failure() override { return !leases_.follows() && server_node_.is_first_survivor(); }
 
   void prepare(Module& model, Task& task, const PrepareOptions& options) override {
-    if (options.sync_batch_norm && size() > 1)
-      refuse("--sync-bn: under ", options_.how.text(),
-             " ranks run the model when they like, and have no batch in common: "
-             "leave it out, or choose --strategy all-reduce");
+    Strategy::prepare(model, task, options);
     if (options_.classifier) options_.classifier->prepare(model, task);
   }
   ClockOffset watch(Trace& trace) override {
@@ -149,12 +146,11 @@ class ParameterServer : public Strategy {
                ": leave one of them out");
       optimizer.clip_norm = clip;
     }
-    const SGDOptions& sgd = served_sgd(optimizer, options_.how);
+    served_sgd(optimizer, options_.how);  // refuses others
     if (rank() == 0 && size() > 1)
       note_ineffective_options(options_.how, optimizer, workers(), flat_->backend().deterministic());
     // A user's own loop scales its loss by its share of a batch of all ranks, but a push is a whole batch.
     optimizer.gradients_are_shares_of(leased_ ? 1 : workers());
-    momentum_ = sgd.momentum;
   }
 
   // ---- batches and steps --------------------------------------------------------------------------------------------
@@ -177,7 +173,6 @@ class ParameterServer : public Strategy {
   // Pushes the gradients and pulls the new weights: the servers make the step. If a worker makes rounds of its own
   // steps, finish() does this.
   void exchange(const Tensor& loss) override {
-    loss_ = loss;
     if (options_.classifier) options_.classifier->step();
     learning_rate_ = optimizer_->learning_rate();
     if (!leased_ && !begun_) begin_exchange(WorkerLeases::endless());
@@ -190,8 +185,8 @@ class ParameterServer : public Strategy {
     push_and_pull(step, finite);
     vectors_.step_begins();
   }
-  void update(Optimizer& optimizer) override {
-    if (round()) optimizer.update(&loss_);
+  void update(Optimizer& optimizer, const Tensor& loss) override {
+    if (round()) optimizer.update(&loss);
   }
   void finish(Optimizer& optimizer) override {
     if (!round() || !goes_on(optimizer.read_state().not_finite == 0)) return;
@@ -273,7 +268,7 @@ class ParameterServer : public Strategy {
 
   void begin_exchange(WorkLeases leases) {
     ServerOptions o = options_;
-    o.momentum = round() ? round()->momentum : momentum_;
+    o.momentum = round() ? round()->momentum : served_sgd(*optimizer_, o.how).momentum;
     o.memory = available_memory() / std::uint64_t(std::max(1, local_size_from_environment()));
     if (own_part_) o.data_of = [parts = own_part_->parts(0)](int worker) { return described(parts, worker); };
     o.learning_rate = [this](std::int64_t) { return learning_rate_.load(); };
@@ -301,7 +296,6 @@ class ParameterServer : public Strategy {
   FlatParameters* flat_ = nullptr;
   Optimizer* optimizer_ = nullptr;
   Trace* trace_ = nullptr;
-  double momentum_ = 0;
   std::atomic<double> learning_rate_ = 0;  // of a user's own loop
   int in_a_row_ = 0;
   bool begun_ = false, over_ = false;

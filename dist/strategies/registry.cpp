@@ -76,15 +76,11 @@ Make make_all_reduce(const Asked& a) {
   };
 }
 
+template <class How>
 Make make_rounds(const Asked& a) {
-  const auto how = RoundSteps::parse(a.spec.text());
+  const How how = *How::parse(a.spec.text());
   if (!a.wire.empty() && a.wire != "f32") refuse("wire=", a.wire, ": under ", a.text, " weights travel, as f32");
-  return [how] { return rounds(Job().communicator(), *how, {.deadline = deadline()}); };
-}
-
-Make make_federated(const Asked& a) {
-  const auto how = Federated::parse(a.spec.text());
-  return [how] { return federated(Job().communicator(), *how, {.deadline = deadline()}); };
+  return [how] { return rounds({.everybody = Job().communicator()}, how, {.deadline = deadline()}); };
 }
 
 Make make_daso(const Asked& a) {
@@ -94,18 +90,18 @@ Make make_daso(const Asked& a) {
   return [a, how] {
     Job job;
     const auto sliced = classifier(job, a);
-    return daso({.everybody = job.communicator(),
-                 .gradients = job.on_host(),
-                 .host = job.on_host(),
-                 .across = job.across_hosts()},
-                *how, {.deadline = deadline(), .classifier = sliced});
+    return rounds({.everybody = job.communicator(),
+                   .gradients = job.on_host(),
+                   .host = job.on_host(),
+                   .across = job.across_hosts()},
+                  *how, {.deadline = deadline(), .classifier = sliced});
   };
 }
 
 // Rounds that arrive late have other defaults: more rounds with less momentum. A rule that adds the full pushes of
 // `pushes` workers uses a share of each (both our choice).
 RoundSteps late_rounds(const std::string& text, int pushes) {
-  RoundSteps defaults{.kind = RoundSteps::Kind::outer, .every = {.steps = 20}, .momentum = 0.3};
+  RoundSteps defaults{.kind = "outer", .every = {.steps = 20}, .momentum = 0.3};
   if (pushes > 1) defaults.learning_rate = 1.0 / pushes;
   const RoundSteps how = *RoundSteps::parse(text, defaults);
   if (how.stream > 1 || how.overlap != 0 || how.every.alpha > 0)
@@ -172,11 +168,11 @@ std::vector<Row> table() {
       {"hybrid", described(SlicedClassifier::fields(sample)), "", {}},
       {"daso", described_of(DasoOptions()), "hybrid", make_daso}};
   for (const std::string& name : RoundSteps::names())
-    rows.push_back({name, described_of(*RoundSteps::parse(name)), "", make_rounds});
+    rows.push_back({name, described_of(*RoundSteps::parse(name)), "", make_rounds<RoundSteps>});
   for (const std::string& name : Asynchrony::names())
     rows.push_back({name, Asynchrony::options(name), "hybrid machines outer", make_server});
   for (const std::string& name : Federated::names())
-    rows.push_back({name, described_of(*Federated::parse(name)), "", make_federated});
+    rows.push_back({name, described_of(*Federated::parse(name)), "", make_rounds<Federated>});
   return rows;
 }
 

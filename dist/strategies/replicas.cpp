@@ -25,12 +25,6 @@ Replicas::Replicas(std::unique_ptr<Communicator> communicator, std::string name,
             .evaluation_share = rank};
 }
 
-void Replicas::prepare(Module&, Task&, const PrepareOptions& options) {
-  if (options.sync_batch_norm && size() > 1)
-    refuse("--sync-bn with ", name(),
-           ": it has no statistics over all ranks' pictures: leave it out, or choose all-reduce");
-}
-
 void Replicas::broadcast(FlatParameters& flat, Communicator& over, Communicator* over_slices) {
   const Tensor replicated = part(flat.values, flat.all(OwnerClass::replicated)),
                slices = part(flat.values, flat.all(OwnerClass::slice));

@@ -38,8 +38,6 @@ FlatMemory memory_from(std::function<std::shared_ptr<void>(std::size_t bytes)> a
 
 class Replicas : public Strategy {
  public:
-  // Refuses statistics over all ranks' pictures (--sync-bn), unless a strategy supports them.
-  void prepare(Module& model, Task& task, const PrepareOptions& options) override;
   // Averages: the mean of all ranks' weights, if they differ. Buffers: statistics that differ are combined to those
   // over all pictures: the mean of means, and the mean of variances plus the variance of means.
   void synchronize(Shared what, FlatParameters& flat, Optimizer& optimizer) override;

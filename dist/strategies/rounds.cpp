@@ -44,7 +44,7 @@ class Rounds : public Replicas {
   }
 
   void prepare(Module& model, Task& task, const PrepareOptions& options) override {
-    if (host_->size() == 1) Replicas::prepare(model, task, options);
+    if (host_->size() == 1) Strategy::prepare(model, task, options);
     steps_by_->prepare(model, task, options);  // statistics over the pictures of a host
   }
   FlatMemory memory() override { return steps_by_->memory(); }
@@ -111,9 +111,9 @@ class Rounds : public Replicas {
     if (stop_requested_) steps_by_->request_stop();
     steps_by_->exchange(loss);
   }
-  void update(Optimizer& optimizer) override {
+  void update(Optimizer& optimizer, const Tensor& loss) override {
     method_->before_update(flat_->values, flat_->gradients);
-    steps_by_->update(optimizer);
+    steps_by_->update(optimizer, loss);
   }
   void finish(Optimizer&) override {
     // A rank of this host asked to stop: all ranks learn it in the next exchange

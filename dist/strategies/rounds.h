@@ -22,6 +22,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "dist/collectives/communicator.h"
 #include "layers/train/strategy.h"
@@ -107,9 +108,17 @@ struct RoundsOptions {
   double sample = 1;
 };
 
-// make: called by begin(). end() releases the method's vectors. Throws CommunicationError from begin() and at exchanges
-// if another rank fails, and Error if the ranks have different models.
+// make: called by begin(). end() releases the method's vectors. Throws CommunicationError from
+// begin() and at exchanges if another rank fails, and Error if the ranks have different models.
 std::unique_ptr<Strategy> rounds(RoundRanks ranks, const std::string& name,
                                  std::function<std::unique_ptr<RoundMethod>()> make, const RoundsOptions& options = {});
+
+// The same for a method by its options: RoundSteps, Federated or DasoOptions.
+template <class How>
+std::unique_ptr<Strategy> rounds(RoundRanks ranks, const How& how, RoundsOptions options = {}) {
+  how.adjust(options);
+  return rounds(
+      std::move(ranks), how.name(), [how] { return how.method(); }, options);
+}
 
 }  // namespace tandem

@@ -1,4 +1,4 @@
-#include "dist/strategies/sliced_linear.h"
+// The layer and the loss of hybrid.h.
 
 #include <algorithm>
 #include <cmath>
@@ -8,9 +8,9 @@
 #include "core/backend.h"
 #include "core/random.h"
 #include "core/step.h"
+#include "dist/strategies/hybrid.h"
 #include "dist/strategies/replicas.h"
 #include "dist/strategies/slice_softmax.h"
-#include "layers/module.h"
 
 namespace tandem {
 namespace {
@@ -131,18 +131,13 @@ struct WholeRows : Node {
 
 }  // namespace
 
-SlicedLinear::SlicedLinear(std::shared_ptr<Communicator> over, std::string path, std::int64_t outputs, double sample)
-    : over_(std::move(over)), path_(std::move(path)), sample_(sample) {
-  for (int k = 0; k <= over_->size(); k++) cuts_.push_back(Slice{k, over_->size()}.begin(outputs));
-}
-
-Variable SlicedLinear::forward(const Variable& x, const Variable& w, const Variable& b, bool training) {
+Variable SlicedClassifier::forward(const Variable& x, const Variable& w, const Variable& b, bool training) {
   weight_ = &w;
   bias_ = &b;
   features_ = nullptr;
   waits_ = false;
   require(x.rank() == 2, "hybrid: the input of ", path_, " must be [rows, features], not ", x.shape());
-  if (mode().alone) return pad(linear(x, w, b), 1, begin(), classes() - begin() - width());
+  if (mode().alone) return pad(linear(x, w, b), 1, first(), classes() - first() - width());
   if (!training) return whole_rows(x, w, b);
   features_ = x.value().raw();
   waits_ = true;
@@ -150,13 +145,13 @@ Variable SlicedLinear::forward(const Variable& x, const Variable& w, const Varia
 }
 
 // The logits of all classes for this rank's rows. Each rank sends its slice of them.
-Variable SlicedLinear::whole_rows(const Variable& x, const Variable& w, const Variable& b) const {
-  const Cuts rows = rows_of_all(*over_, x.value());
-  const auto me = std::size_t(over_->rank()), n = std::size_t(over_->size());
+Variable SlicedClassifier::whole_rows(const Variable& x, const Variable& w, const Variable& b) const {
+  const Cuts rows = rows_of_all(*on_host_, x.value());
+  const auto me = std::size_t(on_host_->rank()), n = std::size_t(on_host_->size());
   std::vector<Variable> parts;
   {
     NoGrad off;
-    Tensor z = linear(Variable(gather_rows(*over_, x.value(), rows)), w, b).value();
+    Tensor z = linear(Variable(gather_rows(*on_host_, x.value(), rows)), w, b).value();
     OnHost sent;
     const Buffer mine = sent.download(z);
     std::vector<OnHost> hosts(n);
@@ -168,8 +163,9 @@ Variable SlicedLinear::whole_rows(const Variable& x, const Variable& w, const Va
         part.copy_from(z.slice(rows[me], rows[me + 1]));
         continue;
       }
-      works.push_back(over_->recv(int(k), hosts[k].of(part)));
-      works.push_back(over_->send(int(k), {mine.at(rows[k] * width()), (rows[k + 1] - rows[k]) * width(), mine.dtype}));
+      works.push_back(on_host_->recv(int(k), hosts[k].of(part)));
+      works.push_back(
+          on_host_->send(int(k), {mine.at(rows[k] * width()), (rows[k + 1] - rows[k]) * width(), mine.dtype}));
     }
     for (Work& work : works) work.wait();
     for (std::size_t k = 0; k < n; k++) {
@@ -181,25 +177,17 @@ Variable SlicedLinear::whole_rows(const Variable& x, const Variable& w, const Va
   return record<WholeRows>(parts[0].value(), {&x, &w, &b}, {});
 }
 
-Numbers SlicedLinear::labels_of_all(const Tensor& labels, const Cuts& rows) const {
-  const Numbers y = gather_rows(*over_, labels, rows).values();
-  for (double label : y)
-    require(label >= 0 && label < double(classes()), "hybrid: the label ", label, ", but there are ", classes(),
-            " classes: labels are 0 to ", classes() - 1);
-  return y;
-}
-
 // The positions in the slice of the classes that a step uses, in order.
-std::vector<std::int32_t> SlicedLinear::sampled(const Numbers& labels) const {
+std::vector<std::int32_t> SlicedClassifier::sampled(const Numbers& labels) const {
   std::vector<bool> occurs(static_cast<std::size_t>(width()));
   std::uint32_t batch = 2166136261u;
   for (double y : labels) {
     batch = (batch ^ std::uint32_t(y)) * 16777619u;
-    if (y >= double(begin()) && y < double(begin() + width())) occurs[std::size_t(y) - std::size_t(begin())] = true;
+    if (y >= double(first()) && y < double(first() + width())) occurs[std::size_t(y) - std::size_t(first())] = true;
   }
   StepState state;
   if (const Tensor& s = mode().step_state; s.defined()) s.backend().download(&state, s.raw(), sizeof state);
-  const Philox random(state.seed, Stream::classes, state.epoch, batch + std::uint32_t(over_->rank()));
+  const Philox random(state.seed, Stream::classes, state.epoch, batch + std::uint32_t(on_host_->rank()));
   const std::int64_t there = std::count(occurs.begin(), occurs.end(), true);
   std::int64_t others = width() - there, wanted = std::int64_t(std::ceil(sample_ * double(width()))) - there;
   std::vector<std::int32_t> chosen;
@@ -215,23 +203,27 @@ std::vector<std::int32_t> SlicedLinear::sampled(const Numbers& labels) const {
 }
 
 // The position of each row's class among the chosen ones; −1 if the class is another rank's.
-Tensor SlicedLinear::positions(const Numbers& labels, const std::vector<std::int32_t>& chosen, Backend& backend) const {
+Tensor SlicedClassifier::positions(const Numbers& labels, const std::vector<std::int32_t>& chosen,
+                                   Backend& backend) const {
   Numbers places;
   for (double y : labels) {
-    const auto at = std::lower_bound(chosen.begin(), chosen.end(), std::int64_t(y) - begin());
-    places.push_back(at != chosen.end() && *at == std::int64_t(y) - begin() ? double(at - chosen.begin()) : -1);
+    const auto at = std::lower_bound(chosen.begin(), chosen.end(), std::int64_t(y) - first());
+    places.push_back(at != chosen.end() && *at == std::int64_t(y) - first() ? double(at - chosen.begin()) : -1);
   }
   return Tensor::of(backend, {std::int64_t(labels.size())}, places, DType::i32);
 }
 
-Variable SlicedLinear::loss(const Variable& x, const Tensor& labels, double smoothing, Tensor* correct) {
+Variable SlicedClassifier::loss(const Variable& x, const Tensor& labels, double smoothing, Tensor* correct) {
   Scope scope(path_);
   waits_ = false;
-  const Cuts rows = rows_of_all(*over_, x.value());
-  const std::int64_t own = rows[std::size_t(over_->rank()) + 1] - rows[std::size_t(over_->rank())];
+  const Cuts rows = rows_of_all(*on_host_, x.value());
+  const std::int64_t own = rows[std::size_t(on_host_->rank()) + 1] - rows[std::size_t(on_host_->rank())];
   const DType wide = x.dtype() == DType::f64 ? DType::f64 : DType::f32;
-  const Variable all = record<GatherRows>(gather_rows(*over_, x.value(), rows), {&x}, {}, over_, rows);
-  const Numbers y = labels_of_all(labels, rows);
+  const Variable all = record<GatherRows>(gather_rows(*on_host_, x.value(), rows), {&x}, {}, on_host_, rows);
+  const Numbers y = gather_rows(*on_host_, labels, rows).values();
+  for (double label : y)
+    require(label >= 0 && label < double(classes()), "hybrid: the label ", label, ", but there are ", classes(),
+            " classes: labels are 0 to ", classes() - 1);
   std::vector<std::int32_t> chosen(static_cast<std::size_t>(width()));
   std::iota(chosen.begin(), chosen.end(), 0);
   Variable w = *weight_, b = *bias_;
@@ -243,16 +235,16 @@ Variable SlicedLinear::loss(const Variable& x, const Tensor& labels, double smoo
     w = embedding(w, index);
     if (b.defined()) b = squeeze(embedding(unsqueeze(b, 1), index), 1);
     taking_part = 0;
-    for (double n : gather_numbers(*over_, {double(chosen.size())})) taking_part += n;
+    for (double n : gather_numbers(*on_host_, {double(chosen.size())})) taking_part += n;
   }
   const Variable z = linear(all, w, b);
   const Tensor local = positions(y, chosen, x.backend());
   const double everywhere = smoothing / taking_part;
-  const JoinedRows joined = join(*over_, slice_of_rows(z.value(), local), rows, smoothing, everywhere);
+  const JoinedRows joined = join(*on_host_, slice_of_rows(z.value(), local), rows, smoothing, everywhere);
   if (correct) correct->fill(correct->item() + joined.right);
   const Tensor mean = Tensor::of(x.backend(), {}, {joined.total / double(own)}, wide),
                log_sum = Tensor::of(x.backend(), {rows.back()}, joined.log_sum, wide);
-  return record<SlicedCrossEntropy>(mean, {&z}, {z.value(), local, log_sum}, over_, rows,
+  return record<SlicedCrossEntropy>(mean, {&z}, {z.value(), local, log_sum}, on_host_, rows,
                                     SliceGradient{.at_label = 1 - smoothing, .everywhere = everywhere});
 }
 

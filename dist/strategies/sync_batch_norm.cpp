@@ -83,8 +83,6 @@ Variable sync_batch_norm(const Variable& x, const Variable& gamma, const Variabl
                          std::shared_ptr<const GatherNumbers> ranks) {
   require(x.rank() >= 2, "sync_batch_norm: input ", x.shape(), " needs a channel axis and at least one more");
   const std::int64_t channels = x.size(-1);
-  require(!residual.defined() || (residual.shape() == x.shape() && residual.dtype() == x.dtype()),
-          "sync_batch_norm: residual ", residual.defined() ? residual.shape() : Shape(), " beside input ", x.shape());
   NormShape s{
       .rows = x.value().numel() / channels, .channels = channels, .epsilon = o.epsilon, .momentum = 1, .relu = false};
   Tensor y = Tensor::like(x.value());
@@ -138,10 +136,8 @@ Variable sync_batch_norm(const Variable& x, const Variable& gamma, const Variabl
 
 void sync_batch_norm(Module& model, const std::shared_ptr<const GatherNumbers>& ranks) {
   if (auto* norm = dynamic_cast<BatchNorm2d*>(&model))
-    norm->normalise_by([ranks](const Variable& x, const Variable& gamma, const Variable& beta, Tensor& mean,
-                               Tensor& variance, const BatchNormOptions& options, const Variable& residual) {
-      return *ranks && !mode().alone ? sync_batch_norm(x, gamma, beta, mean, variance, options, residual, ranks)
-                                     : batch_norm(x, gamma, beta, mean, variance, options, residual);
+    norm->normalise_by([ranks](auto&... all) {
+      return *ranks && !mode().alone ? sync_batch_norm(all..., ranks) : batch_norm(all...);
     });
   for (auto& [name, child] : model.children()) sync_batch_norm(*child, ranks);
 }

@@ -221,7 +221,7 @@ void Run::exchange() {
 void Run::update() {
   if (!step_ends) return;
   phase("optimizer", true);
-  strategy.update(optimizer);
+  strategy.update(optimizer, accumulation->loss());
   if (ema) ema->update(optimizer);
   phase("optimizer", false);
 }

@@ -14,6 +14,11 @@ BatchSource& Strategy::batches(BatchSource& train, int accumulate) {
   return train;
 }
 
+void Strategy::prepare(Module&, Task&, const PrepareOptions& options) {
+  if (options.sync_batch_norm && size() > 1)
+    refuse("--sync-bn with ", name(), ": it has no statistics over all ranks: leave it out, or choose all-reduce");
+}
+
 OwnPart* Strategy::own_part(BatchSource& train, int accumulate, const OwnPartOptions& options) {
   own_part_ = OwnPart::of(train, options);
   if (own_part_ && (accumulate > 1 || train.grows_with_ranks()))

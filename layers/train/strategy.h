@@ -132,8 +132,8 @@ class Strategy {
   struct PrepareOptions {
     bool sync_batch_norm = false;  // statistics over the pictures of all ranks, between begin() and end()
   };
-  // May replace layers and the task's losses.
-  virtual void prepare(Module&, Task&, const PrepareOptions&) {}
+  // May replace layers and the task's losses. By default refuses statistics over the pictures of several ranks.
+  virtual void prepare(Module& model, Task& task, const PrepareOptions& options);
   // The memory for the parameter vectors; empty: any memory.
   virtual FlatMemory memory() { return {}; }
   // Gives all ranks the weights of rank 0.
@@ -144,7 +144,7 @@ class Strategy {
     require(optimizer.flat().gradients_complete(), "step() before backward(): there are no gradients");
     if (emulation) emulation(true);
     exchange(loss.value());
-    update(optimizer);
+    update(optimizer, loss.value());
     const StepResult result = optimizer.result();
     finish(optimizer);
     if (emulation) emulation(false);
@@ -153,8 +153,8 @@ class Strategy {
   // The three parts of a step. With several ranks the first and the last run on the host in every step, and may wait
   // for other ranks. update() only queues work on the device, so that it can be recorded and replayed; on one machine
   // the same holds for exchange(). loss: mean over this rank's samples.
-  virtual void exchange(const Tensor& loss) { loss_ = loss; }
-  virtual void update(Optimizer& optimizer) { optimizer.update(&loss_); }
+  virtual void exchange(const Tensor&) {}
+  virtual void update(Optimizer& optimizer, const Tensor& loss) { optimizer.update(&loss); }
   virtual void finish(Optimizer&) {}
   // If set, emulates a rank of another speed (--pace) by sleeping: called with true when a step has computed its
   // gradients, and with false when the step is over.
@@ -190,7 +190,6 @@ class Strategy {
   std::unique_ptr<OwnPart> own_part_;
   Ranks ranks_;
   RunPlan plan_;
-  Tensor loss_;  // of the step
   std::atomic<bool> stop_requested_ = false;
   bool stop_ = false;  // all ranks know
 };

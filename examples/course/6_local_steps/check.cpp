@@ -68,7 +68,7 @@ std::string letters(int last, const std::function<course::Turn(int)>& turn) {
 void turns_are_right() {
   for (const auto& [B, W] : {std::pair{0, 0}, {1, 1}, {2, 1}, {4, 1}, {4, 0}, {4, 3}, {4, 4}, {8, 2}})
     for (int last : {8, 9, 12, 15}) {
-      DasoSchedule schedule({.B = B, .W = W, .warm_up = 0, .cool_down = 0});
+      Daso schedule({.B = B, .W = W, .warm_up = 0, .cool_down = 0});
       schedule.begin_epoch(0, {});
       const std::string right = letters(last, [&](int b) {
         const auto t = schedule.next({.batch = b, .last = last});
