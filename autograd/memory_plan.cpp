@@ -338,19 +338,17 @@ void MemoryPlan::separate_copies() {
 }
 
 std::size_t MemoryPlan::room() const {
-  const std::size_t others = backend_.memory().statistics().peak_of_data + reserve_;
-  return options_.budget - std::min(options_.budget, others);
+  return options_.budget - std::min(options_.budget, backend_.memory().statistics().peak_of_data + reserve_);
 }
 
 // After the first steps: throws UsageError if the budget is too small.
 void MemoryPlan::check_budget(bool first) {
   if (accepted_) return;
-  const std::size_t data = backend_.memory().statistics().peak_of_data, step = smallest_budget(record_, means()),
-                    least = std::max(outside_, step);
+  const std::size_t data = backend_.memory().statistics().peak_of_data, step = smallest_budget(record_, means());
   most_before_ = std::max(most_before_, began_with_);
   most_in_ = std::max(most_in_, step - std::min(step, began_with_));
   const std::size_t enough = std::max(outside_, most_before_ + most_in_);
-  if (!first) least_ = std::max(least_, least);
+  if (!first) least_ = std::max({least_, outside_, step});
   accepted_ = steps_ >= 2 * options_.batches;
   if (accepted_ && least_ + data > options_.budget)
     refuse("the memory budget of ", readable_bytes(double(options_.budget)),

@@ -25,17 +25,12 @@ Loops loops_over(const Shape& y, const Shape& a, const Shape& b) {
     }
   }
   if (l.count == 0) l.size[0] = l.a[0] = l.b[0] = l.count = 1;
-  std::int64_t step_a = 1, step_b = 1;
-  for (int k = l.count - 1; k >= 0; k--) {
-    if (l.a[k]) {
-      l.a[k] = step_a;
-      step_a *= l.size[k];
+  for (std::int64_t* strides : {l.a, l.b})
+    for (std::int64_t k = l.count - 1, step = 1; k >= 0; k--) {
+      if (strides[k] == 0) continue;
+      strides[k] = step;
+      step *= l.size[k];
     }
-    if (l.b[k]) {
-      l.b[k] = step_b;
-      step_b *= l.size[k];
-    }
-  }
   return l;
 }
 

@@ -65,10 +65,7 @@ void launch(Backend& backend, std::int64_t n, const F& f) {
 // indices.
 template <class F>
 void launch_blocks(Backend& backend, std::int64_t n, const F& f) {
-#if defined(__CUDACC__)
-  if (backend.on_device()) return on_device(f, [&](const auto& g) { device_launch(backend.stream(), n, g); });
-#endif
-  require_host(backend);
+  if (backend.on_device()) return launch_on_device(backend, n, f);
   parallel_ranges(n * 64 >= parallel_grain ? backend.threads() : 1, n, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; i++) f(i);
   });

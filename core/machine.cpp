@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <fstream>
 #include <functional>
-#include <sstream>
 
 namespace tandem {
 namespace {
@@ -24,11 +23,9 @@ void each_group(const std::string& controller, const std::function<void(const st
   for (std::string line; std::getline(groups, line);) {
     const std::size_t first = line.find(':'), second = line.find(':', first + 1);
     if (second == line.npos) continue;
-    std::istringstream controllers(line.substr(first + 1, second - first - 1));
-    const bool v2 = controllers.str().empty();
-    bool here = v2;
-    for (std::string name; std::getline(controllers, name, ',');) here = here || name == controller;
-    if (!here) continue;
+    const std::string controllers = line.substr(first + 1, second - first - 1);
+    const bool v2 = controllers.empty();
+    if (!v2 && ("," + controllers + ",").find("," + controller + ",") == line.npos) continue;
     std::string group = line.substr(second + 1);
     for (;; group.erase(group.rfind('/'))) {
       look("/sys/fs/cgroup" + (v2 ? "" : "/" + controller) + (group == "/" ? "" : group));

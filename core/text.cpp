@@ -56,10 +56,7 @@ std::string hex(std::uint64_t v) { return printed("%016llx", static_cast<unsigne
 
 std::string hex(std::string_view bytes) {
   std::string s;
-  for (const unsigned char c : bytes) {
-    s += "0123456789abcdef"[c >> 4];
-    s += "0123456789abcdef"[c & 15];
-  }
+  for (const unsigned char c : bytes) s += printed("%02x", unsigned(c));
   return s;
 }
 

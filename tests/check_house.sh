@@ -11,9 +11,9 @@ while read -r room most; do
   is=$(lines "$room")
   [ "$is" -le "$most" ] || { echo "$room has $is lines of code, more than its ceiling of $most"; wrong=1; }
 done <<'END'
-core 7124
+core 7122
 autograd 3519
-layers 6737
+layers 6735
 datasets 2112
 cuda 2706
 dist 12481

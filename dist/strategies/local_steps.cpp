@@ -111,26 +111,25 @@ std::unique_ptr<RoundMethod> made(const RoundSteps& how) {
   return std::make_unique<Method>(how);
 }
 
-struct LocalRow {
+struct Row {
   RoundSteps defaults;
   std::unique_ptr<RoundMethod> (*make)(const RoundSteps& how);
 };
-const LocalRow local_rows[] = {
-    {{.kind = "local-sgd"}, made<EveryH>},
-    {{.kind = "post-local-sgd"}, made<PostLocal>},
-    {{.kind = "cocod-sgd", .overlap = RoundSteps::until_next_turn}, made<EveryH>},
-    {{.kind = "easgd", .overlap = RoundSteps::until_next_turn}, made<Elastic>},
-    {{.kind = "outer", .every = {.steps = 100}, .overlap = RoundSteps::until_next_turn}, made<Outer>}};
+const Row table[] = {{{.kind = "local-sgd"}, made<EveryH>},
+                     {{.kind = "post-local-sgd"}, made<PostLocal>},
+                     {{.kind = "cocod-sgd", .overlap = RoundSteps::until_next_turn}, made<EveryH>},
+                     {{.kind = "easgd", .overlap = RoundSteps::until_next_turn}, made<Elastic>},
+                     {{.kind = "outer", .every = {.steps = 100}, .overlap = RoundSteps::until_next_turn}, made<Outer>}};
 
-const LocalRow* local_row(const std::string& kind) {
-  for (const LocalRow& row : local_rows)
+const Row* row_of(const std::string& kind) {
+  for (const Row& row : table)
     if (row.defaults.kind == kind) return &row;
   return nullptr;
 }
 
 }  // namespace
 
-std::unique_ptr<RoundMethod> RoundSteps::method() const { return local_row(kind)->make(*this); }
+std::unique_ptr<RoundMethod> RoundSteps::method() const { return row_of(kind)->make(*this); }
 
 // ---- names ----------------------------------------------------------------------------------------------------------
 std::optional<Interval> Interval::parse(const std::string& text, std::int64_t steps) {
@@ -158,7 +157,7 @@ std::int64_t Interval::at(double rate, std::int64_t step, const RunPlan& plan) c
 
 std::vector<std::string> RoundSteps::names() {
   std::vector<std::string> all;
-  for (const LocalRow& row : local_rows) all.push_back(row.defaults.kind);
+  for (const Row& row : table) all.push_back(row.defaults.kind);
   return all;
 }
 
@@ -178,7 +177,7 @@ std::vector<SpecField> RoundSteps::fields() {
 }
 
 std::optional<RoundSteps> RoundSteps::parse(const std::string& text, const std::optional<RoundSteps>& defaults) {
-  const LocalRow* const row = local_row(spec_name(text));
+  const Row* const row = row_of(spec_name(text));
   if (!row) return {};
   RoundSteps how = defaults.value_or(row->defaults);
   read_spec(text, how.fields());

@@ -153,27 +153,27 @@ Make make_server(const Asked& a) {
 }
 
 // ---- the table ------------------------------------------------------------------------------------------------------
-struct Row {
+struct Entry {
   std::string name, options;  // options: by described() in core/spec.h
   std::string inside;         // what may contain it
   // Checks all options before the rendezvous; throws UsageError. Returns a function that makes the strategy.
   std::function<Make(const Asked&)> make;
 };
 
-std::vector<Row> table() {
+std::vector<Entry> entries() {
   const auto described_of = [](auto options) { return described(options.fields()); };
   double sample = 1;
-  std::vector<Row> rows{
+  std::vector<Entry> all{
       {"all-reduce", "`wire`: f32, bf16, topk:SHARE or powersgd:RANK (f32)", "hybrid", make_all_reduce},
       {"hybrid", described(SlicedClassifier::fields(sample)), "", {}},
       {"daso", described_of(DasoOptions()), "hybrid", make_daso}};
   for (const std::string& name : RoundSteps::names())
-    rows.push_back({name, described_of(*RoundSteps::parse(name)), "", make_rounds<RoundSteps>});
+    all.push_back({name, described_of(*RoundSteps::parse(name)), "", make_rounds<RoundSteps>});
   for (const std::string& name : Asynchrony::names())
-    rows.push_back({name, Asynchrony::options(name), "hybrid machines outer", make_server});
+    all.push_back({name, Asynchrony::options(name), "hybrid machines outer", make_server});
   for (const std::string& name : Federated::names())
-    rows.push_back({name, described_of(*Federated::parse(name)), "", make_rounds<Federated>});
-  return rows;
+    all.push_back({name, described_of(*Federated::parse(name)), "", make_rounds<Federated>});
+  return all;
 }
 
 }  // namespace
@@ -199,7 +199,7 @@ std::string with_option(const std::string& strategy, const std::string& key, con
 
 std::string strategy_table() {
   std::string text = "| strategy | options, with their defaults |\n|---|---|\n";
-  for (const Row& r : table()) text += "| `" + r.name + "` | " + r.options + " |\n";
+  for (const Entry& r : entries()) text += "| `" + r.name + "` | " + r.options + " |\n";
   for (const auto& [name, options] : {std::pair{"hybrid+…", "before all-reduce, daso, an update rule, ssp or bsp"},
                                       {"machines+…", "before an update rule, ssp or bsp"},
                                       {"outer:H=STEPS,…+…",
@@ -214,13 +214,13 @@ std::string strategy_table() {
 std::unique_ptr<Strategy> strategy_from_environment(const std::vector<NamedStrategy>& own) {
   const int ranks = place_in(process_environment()).size;
   const Asked a(process_environment()("TANDEM_STRATEGY"), ranks);
-  Row row;
-  for (const Row& r : table())
+  Entry row;
+  for (const Entry& r : entries())
     if (r.name == a.spec.name) row = r;
   for (const NamedStrategy& s : own)
     if (!row.make && s.parse(a.spec.name)) row.make = [s](const Asked& asked) { return s.parse(asked.spec.text()); };
   if (!row.make)
-    refuse("--strategy ", a.text, ": choose ", joined(table(), ", ", &Row::name), ", ",
+    refuse("--strategy ", a.text, ": choose ", joined(entries(), ", ", &Entry::name), ", ",
            joined(own, "", [](const NamedStrategy& s) { return s.form + ", "; }),
            "or one that contains another (tandem-run --strategies lists all with their options)");
   if (!a.around.empty() && row.inside.find(a.around) == std::string::npos)

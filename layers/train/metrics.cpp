@@ -23,13 +23,9 @@ static std::string json_text(const std::vector<T>& values) {
 }
 
 std::string json_object(const MetricFields& fields) {
-  return "{" +
-         joined(fields, ",",
-                [](const auto& field) {
-                  return json_quoted(field.first) + ":" +
-                         std::visit([](const auto& v) { return json_text(v); }, field.second);
-                }) +
-         "}";
+  const auto value = [](const auto& v) { return json_text(v); };
+  const auto text = [&](const auto& field) { return json_quoted(field.first) + ":" + std::visit(value, field.second); };
+  return "{" + joined(fields, ",", text) + "}";
 }
 
 // The run that the first line of a metrics file names.

@@ -75,10 +75,9 @@ Tensor gather_slices(const Tensor& mine, const Slice& slice, const Shape& whole,
 void make_whole(Module& model, Strategy& strategy) {
   for (auto& [name, p] : model.parameters()) {
     if (p->slice.count == 1) continue;
-    const Tensor mine = p->variable.value();
-    const Tensor whole = gather_slices(mine, p->slice, p->shape, &strategy, true);
+    const Tensor whole = gather_slices(p->variable.value(), p->slice, p->shape, &strategy, true);
     p->slice = {};
-    p->variable = Variable(whole.to(mine.backend()), !p->frozen, name);
+    p->variable = Variable(whole.to(p->variable.backend()), !p->frozen, name);
   }
 }
 
