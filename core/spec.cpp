@@ -30,6 +30,7 @@ std::string Spec::take(const std::string& key) {
   std::string values = inner ? inner->take(key) : "";
   std::erase_if(options, [&](const std::string& option) {
     if (!option.starts_with(key + "=")) return false;
+    if (option.size() == key.size() + 1) refuse(option, ": a value is missing: give one, or leave it out");
     values += (values.empty() ? "" : ",") + option.substr(key.size() + 1);
     return true;
   });

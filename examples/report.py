@@ -134,7 +134,9 @@ def escape(what):
 
 
 def short(value):
-    return f"{value:.4g}" if math.isfinite(value) else "–"
+    if not math.isfinite(value):
+        return "–"
+    return f"{value:.0f}" if 1e3 <= abs(value) < 1e7 else f"{value:.4g}"
 
 
 def percent(share):
@@ -169,14 +171,16 @@ def table(head, rows):
     """rows: cells of text, and whether they are bold."""
     body = "".join(f'<tr{" class=bold" * bold}>' + "".join(f"<td>{escape(c)}</td>" for c in cells) + "</tr>\n"
                    for cells, bold in rows)
-    return f'<table><tr>{"".join(f"<th>{escape(c)}</th>" for c in head)}</tr>\n{body}</table>\n'
+    names = "".join(f"<th>{escape(c)}</th>" for c in head)
+    return f'<div class="wide"><table><tr>{names}</tr>\n{body}</table></div>\n'
 
 
 def picture(figure):
     file = io.StringIO()
     figure.savefig(file, metadata={"Date": None})
     pyplot.close(figure)
-    return f'<img alt="" src="data:image/svg+xml;base64,{base64.b64encode(file.getvalue().encode()).decode()}">\n'
+    data = base64.b64encode(file.getvalue().encode()).decode()
+    return f'<div class="wide"><img alt="" src="data:image/svg+xml;base64,{data}"></div>\n'
 
 
 # ---- Trainings and simulations ---------------------------------------------------------------------------------------
@@ -249,6 +253,7 @@ def draw_classes(runs):
     for ax, (run, rows) in zip(axes[0], maps):
         ax.imshow(rows, cmap="Blues", aspect="auto", vmin=0)
         ax.set(title=printable(f"Pictures, {run.label}"), xlabel="class", ylabel="worker")
+        ax.yaxis.set_major_locator(pyplot.MaxNLocator(integer=True))
         ax.grid(False)
         for (worker, row) in enumerate(rows if len(rows) * len(rows[0]) <= 200 else []):
             for c, n in enumerate(row):
@@ -328,8 +333,9 @@ def tuned_section(run):
 
 
 # ---- The whole page --------------------------------------------------------------------------------------------------
-STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:1180px;margin:24px auto;padding:0 20px;overflow-wrap:anywhere}
-img{width:100%}table{border-collapse:collapse;margin:12px 0;font-size:14px}
+STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:1180px;margin:24px auto;padding:0 20px}
+h1,h2,p{overflow-wrap:anywhere}.wide{overflow-x:auto}img{width:100%;min-width:760px}
+table{border-collapse:collapse;margin:12px 0;font-size:14px}td{max-width:26em;overflow-wrap:break-word}
 td,th{padding:4px 9px;text-align:left;border-top:1px solid #ccc;vertical-align:top}.bold{font-weight:700}
 """
 

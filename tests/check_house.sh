@@ -11,15 +11,15 @@ while read -r room most; do
   is=$(lines "$room")
   [ "$is" -le "$most" ] || { echo "$room has $is lines of code, more than its ceiling of $most"; wrong=1; }
 done <<'END'
-core 7122
+core 7123
 autograd 3519
-layers 6735
+layers 6737
 datasets 2112
 cuda 2706
-dist 12481
+dist 12483
 examples 1134
 examples/course 1200
-tests 23234
+tests 23236
 END
 if clang-format --version 2>/dev/null | grep -q 'version 14\.'; then
   find core autograd layers datasets cuda dist examples tests -name '*.cpp' -o -name '*.h' -o -name '*.cu' |

@@ -389,7 +389,8 @@ class Launch {
         take_cores(r.local, host.slots);
       }
       execvp(arguments[0], arguments.data());
-      std::fprintf(stderr, "%s cannot be started: %s\n", arguments[0], std::strerror(errno));
+      std::fprintf(stderr, "%s cannot be started: %s (a program of this folder: ./NAME)\n", arguments[0],
+                   std::strerror(errno));
       _exit(127);
     }
     setpgid(r.pid, r.pid);

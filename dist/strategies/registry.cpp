@@ -60,7 +60,8 @@ std::shared_ptr<SlicedClassifier> classifier(Job& job, const Asked& a) {
 
 // ---- one function for each row --------------------------------------------------------------------------------------
 Make make_all_reduce(const Asked& a) {
-  read_spec(a.spec.text(), {});
+  const auto taken = [](const std::string&) { return false; };  // Asked has taken a value
+  read_spec(a.spec.text(), {{"wire", "f32, bf16, topk:SHARE or powersgd:RANK", taken}});
   AllReduceOptions o{.deadline = deadline()};
   const std::string kind = spec_name(a.wire);
   if (a.wire == "bf16") o.wire = DType::bf16;

@@ -59,7 +59,9 @@ GivenOptions parse_command_line(int argc, char** argv, const std::string& descri
     }
     if (!words || dashes)
       throw UsageError((dashes ? "unknown option " + word.substr(0, word.find('=')) : "unexpected argument " + word) +
-                       (specs.empty() ? ": this program takes none" : " (--help lists the options)"));
+                       (word.starts_with("--strategy") ? ": it is tandem-run's, and stands before the program"
+                        : specs.empty()                ? ": this program takes none"
+                                                       : " (--help lists the options)"));
     words->push_back(word);
   }
   GivenOptions seen;

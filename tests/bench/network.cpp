@@ -14,7 +14,9 @@ int main(int argc, char** argv) {
   return run_program(argc, argv, [&] {
     auto c = Job().communicator();
     for (int i = 1; i < argc; i++) {
-      const std::int64_t bytes = std::atoll(argv[i]), calls = std::clamp<std::int64_t>((4 << 20) / bytes, 1, 500);
+      const std::int64_t bytes = std::atoll(argv[i]);
+      if (bytes < 4) refuse("how many bytes? bench_network BYTES…, each from 4");
+      const std::int64_t calls = std::clamp<std::int64_t>((4 << 20) / bytes, 1, 500);
       std::vector<float> own;
       auto shared = c->allocate(std::size_t(bytes));
       if (!shared) own.resize(std::size_t(bytes / 4));

@@ -18,7 +18,7 @@ using namespace tandem;
 
 int main(int argc, char** argv) {
   return run_program(argc, argv, [&] {
-    if (argc != 2) refuse("how many floats? bench_server ELEMENTS");
+    if (argc != 2 || std::atoll(argv[1]) < 1) refuse("how many floats? bench_server ELEMENTS");
     const std::int64_t n = (std::atoll(argv[1]) + 1023) / 1024 * 1024;
     ServerNode server_node(Job({.goes_on = true}).channel());
     const std::size_t bytes = std::size_t(n) * sizeof(float);
