@@ -67,7 +67,7 @@ struct Layer {
   bool data_gradient;  // the first layer has none
 };
 struct Work {
-  std::vector<Layer> layers;
+  std::vector<Layer> layers{};
   double touched = 0;  // elements of activations read or written once by everything else
   double parameters = 0;
 };
