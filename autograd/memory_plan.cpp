@@ -57,7 +57,8 @@ void MemoryPlan::begin() {
   timed_ = !backend_.recording() && (!settled || tracing() || !backend_.asynchronous());
   if (mover_) mover_->timed(timed_);
   outside_ = std::max(outside_, backend_.memory().peak_since_mark());
-  before_event_ = began_with_ = others_live();
+  before_event_ = others_live();
+  most_before_ = std::max(most_before_, before_event_);
   requests_ = memory_requests();
   outer_ = std::exchange(mode().watcher, this);
   began_ = now();
@@ -345,8 +346,7 @@ std::size_t MemoryPlan::room() const {
 void MemoryPlan::check_budget(bool first) {
   if (accepted_) return;
   const std::size_t data = backend_.memory().statistics().peak_of_data, step = smallest_budget(record_, means());
-  most_before_ = std::max(most_before_, began_with_);
-  most_in_ = std::max(most_in_, step - std::min(step, began_with_));
+  most_in_ = std::max(most_in_, step - std::min(step, most_before_));
   const std::size_t enough = std::max(outside_, most_before_ + most_in_);
   if (!first) least_ = std::max({least_, outside_, step});
   accepted_ = steps_ >= 2 * options_.batches;

@@ -230,11 +230,11 @@ class MemoryPlan final : public TapeWatcher, public Keeper {
   int steps_ = 0;
   double slowdown_ = 0;      // MemoryMeans::slowdown, as measured
   std::size_t outside_ = 0;  // bytes in use at the peak between steps
-  // least_: the smallest budget for the steps so far, the first one left out, without Use::data. The budget that a
-  // refusal names suffices for any algorithm that another run chooses: a backend tries all of its own in the first
-  // step, and what is kept between steps may grow after it. So the two maxima are kept apart: bytes in use where a step
-  // begins (began_with_), and bytes that a step takes in addition.
-  std::size_t least_ = 0, began_with_ = 0, most_before_ = 0, most_in_ = 0;
+  // least_: the smallest budget for the steps so far, without the first step and without Use::data. most_before_ and
+  // most_in_: the maxima over all steps of the bytes in use where a step begins, and of the bytes that it takes in
+  // addition. Their sum suffices for any algorithm that another run chooses: in the first step a backend tries all of
+  // its algorithms. Memory that is kept between steps may grow after the first step.
+  std::size_t least_ = 0, most_before_ = 0, most_in_ = 0;
   std::size_t lacking_ = 0, reserve_ = 0;   // bytes that this step took beyond the budget; bytes kept free from now on
   bool accepted_ = false, warned_ = false;  // the first steps are over and the budget holds; it was exceeded later
 };

@@ -1,8 +1,6 @@
 // Loops over the elements of two inputs that are broadcast as in NumPy: shapes are aligned at their last axes, and an
 // axis of size 1 is repeated. Included by *.kernel.cpp files.
 #pragma once
-#include <functional>
-
 #include "core/launch.h"
 
 namespace tandem {
@@ -38,11 +36,42 @@ struct Turn {
   }
 };
 
-Shape padded(const Shape& s, int rank);  // `s` with axes of size 1 before its own
-// The loops over y, whose shape is the broadcast shape of a and b.
-Loops loops_over(const Shape& y, const Shape& a, const Shape& b);
+// `s` with axes of size 1 before its own.
+inline Shape padded(const Shape& s, int rank) {
+  Shape p;
+  for (int i = s.rank(); i < rank; i++) p.append(1);
+  for (std::int64_t e : s) p.append(e);
+  return p;
+}
 
-// On a device each thread computes the position of its element.
+// The loops over y, whose shape is the broadcast shape of a and b.
+inline Loops loops_over(const Shape& y, const Shape& a, const Shape& b) {
+  const Shape pa = padded(a, y.rank()), pb = padded(b, y.rank());
+  Loops l;
+  for (int i = 0; i < y.rank(); i++) {
+    if (y[i] == 1) continue;
+    const bool in_a = pa[i] != 1, in_b = pb[i] != 1;
+    if (l.count && (l.a[l.count - 1] != 0) == in_a && (l.b[l.count - 1] != 0) == in_b) {
+      l.size[l.count - 1] *= y[i];
+    } else {
+      l.size[l.count] = y[i];
+      l.a[l.count] = in_a;
+      l.b[l.count] = in_b;
+      l.count++;
+    }
+  }
+  if (l.count == 0) l.size[0] = l.a[0] = l.b[0] = l.count = 1;
+  for (std::int64_t* strides : {l.a, l.b})
+    for (std::int64_t k = l.count - 1, step = 1; k >= 0; k--) {
+      if (strides[k] == 0) continue;
+      strides[k] = step;
+      step *= l.size[k];
+    }
+  return l;
+}
+
+// On a device each thread computes the position of its element. On a host each thread runs the innermost loop, whose
+// strides are template arguments.
 template <class Body>
 struct EachElement {
   Loops loops;
@@ -52,28 +81,33 @@ struct EachElement {
     body(i, t.p, t.q);
   }
 };
-
-// On a host: calls row(i, p, q, count) for every piece of an innermost loop, on the backend's threads. i is the
-// position of its first element in y, p in a and q in b.
-using RowBody = std::function<void(std::int64_t i, std::int64_t p, std::int64_t q, std::int64_t count)>;
-void along_rows(Backend& backend, std::int64_t n, const Loops& loops, const RowBody& row);
-
-// The innermost loop, whose strides are template arguments.
 template <int a_step, int b_step, class Body>
-RowBody row_of(const Body& shared_body) {
-  return [&shared_body](std::int64_t i, std::int64_t p, std::int64_t q, std::int64_t count) {
+void along_rows(Backend& backend, std::int64_t n, const Loops& loops, const Body& shared_body) {
+  parallel_ranges(n >= parallel_grain ? backend.threads() : 1, n, 64, [&](std::int64_t begin, std::int64_t end) {
     const Body body = shared_body;  // a private copy, as in launch()
+    const int outer = loops.count - 1;
+    const std::int64_t row = loops.size[outer];
+    std::int64_t first = begin % row;  // a part may begin within a row
+    Turn t(loops, outer, begin / row);
+    for (std::int64_t i = begin; i < end; t.next(loops, outer), first = 0) {
+      const std::int64_t count = std::min(row - first, end - i), p = t.p + first * a_step, q = t.q + first * b_step;
 #pragma omp simd
-    for (std::int64_t k = 0; k < count; k++) body(i + k, p + k * a_step, q + k * b_step);
-  };
+      for (std::int64_t k = 0; k < count; k++) body(i + k, p + k * a_step, q + k * b_step);
+      i += count;
+    }
+  });
 }
-
 // Calls body(i, p, q) for every element: i is its position in y, p in a and q in b.
 template <class Body>
 void launch_broadcast(Backend& backend, std::int64_t n, const Loops& loops, const Body& body) {
   if (backend.on_device()) return launch_on_device(backend, n, EachElement<Body>{loops, body});
   const bool a = loops.a[loops.count - 1], b = loops.b[loops.count - 1];
-  along_rows(backend, n, loops, a && b ? row_of<1, 1>(body) : a ? row_of<1, 0>(body) : row_of<0, 1>(body));
+  if (a && b)
+    along_rows<1, 1>(backend, n, loops, body);
+  else if (a)
+    along_rows<1, 0>(backend, n, loops, body);
+  else
+    along_rows<0, 1>(backend, n, loops, body);
 }
 
 }  // namespace tandem

@@ -42,6 +42,7 @@ inline void require_host([[maybe_unused]] const Backend& backend) {
 #endif
 }
 
+// launch() on a device. Throws Error if the host compiler compiled this code.
 template <class F>
 void launch_on_device([[maybe_unused]] Backend& backend, [[maybe_unused]] std::int64_t n, [[maybe_unused]] const F& f) {
 #if defined(__CUDACC__)

@@ -134,8 +134,8 @@ if unshare --mount --pid --fork --mount-proc true 2>/dev/null; then
   says 0 'test accuracy' "$build/tandem-run" -n 2 $container $(train)
 fi
 # A warning of the batch system goes to all ranks, which stop together.
-"$build/tandem-run" -n 2 "$build/fashion_mnist" --data synthetic --model mlp --epochs 100000 --metrics "$there/warned" >"$there/out" 2>&1 &
-until grep -q start "$there/warned" 2>/dev/null; do sleep 0.2; done
+"$build/tandem-run" -n 2 "$build/fashion_mnist" --data synthetic --model mlp --epochs 100000 --log-every 1 --metrics "$there/warned" >"$there/out" 2>&1 &
+until grep -q '"step"' "$there/warned" 2>/dev/null; do sleep 0.2; done
 kill -s USR1 $!
 ends $! 138 "$there/out" SIGUSR1
 grep -q '(SIGUSR1)' "$there/out" || complain "SIGUSR1: $(cat "$there/out")"

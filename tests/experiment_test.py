@@ -296,7 +296,7 @@ class Experiment(unittest.TestCase):
         for line5, where, part in (
                 ('"epoch":3', 5, '"epoch" is not a field of a plan'), ('"epochs":0', 5, "from 1"),
                 ('"epochs":2.5', 5, "whole number"), ('"epochs":"2"', 5, "whole number"),
-                ('"epochs":2,\n"tuning_epochs":3', 6, 'at most "epochs"'),
+                ('"epochs":2,\n"tuning_epochs":3', 6, 'at most "epochs"'), ('"epochs":2,\n"epochs":3', 6, "twice"),
                 ('"augment":1', 5, "true or false"), ('"model":3', 5, "a text"), ('"dtype":"f16"', 5, "f32 or bf16"),
                 ('"target":92', 5, "below 1"), ('"choose_by":"time"', 5, 'needs a "target"'),
                 ('"choose_by":"speed"', 5, "accuracy or time"), ('"tuning_seed":5', 5, "below 1001"),
@@ -315,7 +315,7 @@ class Experiment(unittest.TestCase):
                      '"clusters":[{"name":"a","slow_share":0.2,"slow_factor":2}]}', "bad.json:3: ", "0.2 of 4 workers is none")
         self.refused('{"workers":[16,4],"rates":[0.1],\n"strategies":["quorum:8"]}',
                      "bad.json:2: ", "there are 4 workers")
-        for strategy, part in (("agsd", "agsd"), ("asgd:clip={1", "clip={1"), ("asgd:clip={1}", "two values"),
+        for strategy, part in (("agsd", "agsd"), ("asgd:clip={1", "not closed"), ("asgd:clip={1}", "two values"),
                                ("asgd:clip={1,1}", "twice"), ("asgd:clip={0,1}", "clip"),
                                ("ddc-asgd:clamp={on,off}", "a row of its own"),
                                ("ringmaster:R={1,2.5}", "whole number")):

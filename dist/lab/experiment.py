@@ -67,6 +67,7 @@ class Strategy:
 
     def __init__(self, text, require=require):
         self.text, found = text, re.findall(r"([\w-]*)=?\{([^}]*)\}", text)
+        require(text.count("{") == len(found), f"have {text}: a brace is not closed")
         try:
             self.lists = [[float(v) for v in values.split(",")] for _, values in found]
         except ValueError:
@@ -100,7 +101,7 @@ class Plan:
     def __init__(self, path):
         self.path, self.text = pathlib.Path(path), pathlib.Path(path).read_text()
         try:
-            given = json.loads(self.text)
+            given = json.loads(self.text, object_pairs_hook=self.once)
         except json.JSONDecodeError as e:
             raise Refused(f"{path}:{e.lineno}: {e.msg}")
         require(type(given) is dict, f'{path}:1: a plan is an object: {{"name": value, …}}')
@@ -114,6 +115,12 @@ class Plan:
         self.check_ranges(given)
         self.rates = sorted(math.ldexp(self.rates[0], round(math.log2(rate / self.rates[0]))) for rate in self.rates)
         self.cells = [Cell(s, k, c["name"]) for k in self.workers for c in self.clusters for s in self.strategies]
+
+    def once(self, pairs):
+        names = [name for name, _ in pairs]
+        for name in names:
+            self.require(name, names.count(name) == 1, "comes twice")
+        return dict(pairs)
 
     def require(self, name, good, why):
         line = 1 + self.text.count("\n", 0, max(0, self.text.rfind(f'"{name}"')))

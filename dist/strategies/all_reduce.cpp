@@ -71,11 +71,9 @@ class AllReduce : public Replicas {
     broadcast(flat, between_.data(), buckets_.size() > 1 ? &between_slices_->data() : nullptr);
     if (syncs_)  // buckets may be in flight
       *across_ = [this](const std::vector<double>& mine) {
-        std::vector<double> all;
-        const auto gather = [&](Communicator& over) {
-          all = gather_numbers(over, mine);
-          return Work();
-        };
+        std::vector<double> all(mine.size() * std::size_t(size()));
+        std::copy(mine.begin(), mine.end(), all.begin() + std::ptrdiff_t(mine.size()) * rank());
+        const auto gather = [&](Communicator& over) { return over.all_gather(buffer(all)); };
         reducer_.wait(reducer_.add({.over = *communicator_, .begin = gather, .name = "batch norm"}));
         return all;
       };

@@ -108,8 +108,8 @@ struct RoundsOptions {
   double sample = 1;
 };
 
-// make: called by begin(). end() releases the method's vectors. Throws CommunicationError from
-// begin() and at exchanges if another rank fails, and Error if the ranks have different models.
+// make: called by begin(). end() releases the method's vectors. Throws CommunicationError from begin() and at
+// exchanges if another rank fails, and Error if the ranks have different models.
 std::unique_ptr<Strategy> rounds(RoundRanks ranks, const std::string& name,
                                  std::function<std::unique_ptr<RoundMethod>()> make, const RoundsOptions& options = {});
 
