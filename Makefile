@@ -81,6 +81,7 @@ common := $(wildcard $(addsuffix /*.cpp,core core/reference core/files core/trac
 
 sources  := $(sort $(filter-out $(pairs),$(common)) $(chosen))
 light := $(if $(filter -O3,$(FLAGS)),-O1)# what arranges, parses and prints is no faster for -O3, only slower to build
+middle := $(light:-O1=-O2)# nor are element-wise kernels, whose loops are vectorised by `omp simd`
 plumbing := $(filter-out %.kernel.cpp datasets/loader.cpp datasets/image.cpp,$(wildcard core/*.cpp datasets/*.cpp))
 quick := $(filter-out dist/collectives/algorithms.cpp dist/collectives/node.cpp dist/server/shard_server.cpp dist/server/rules.cpp dist/server/shard_service.cpp dist/server/shard.cpp dist/server/worker.cpp,$(wildcard dist/*/*.cpp))# but for where numbers are added up
 united := $(if $(UNITED),$(filter-out $(pairs) %.kernel.cpp core/process_start.cpp,$(filter autograd/% core/files/% layers/% $(plumbing) $(quick),$(sources))))
@@ -137,6 +138,8 @@ endif
 
 $(OBJ)/layers/%.o $(OBJ)/examples/%.o $(OBJ)/tests/%.o $(patsubst %.cpp,$(OBJ)/%.o,$(plumbing) $(quick)) \
 $(addprefix $(OBJ)/,$(addsuffix united.o,$(filter-out autograd/ core/files/ layers/%,$(folders)))): compile += $(light)
+$(OBJ)/autograd/%.o $(OBJ)/core/files/%.o $(OBJ)/datasets/image.o: compile += $(middle)
+$(OBJ)/autograd/%.kernel.o: kernel += $(if $(CUDA_ON),,$(middle))
 # An example with an operation of its own is device code, too.
 $(patsubst %.cpp,$(OBJ)/%.o,$(if $(CUDA_ON),$(shell grep -l '"autograd/elementwise.h"' examples/*.cpp))): compile = $(kernel)
 
@@ -184,9 +187,6 @@ $(BUILD)/cuda_plans: $(OBJ)/tests/cuda_plans.o $(OBJ)/tests/op_table.o $(OBJ)/te
 	$(call say,link $@)$(call link,$(if $(CUDA_ON),,$(cuda_folder) -lcudnn))
 $(BUILD)/tandem_tests: $(test_objects) $(BUILD)/libtandem.a
 	$(call say,link $@)$(call link,-lgtest_main -lgtest)
-
-$(BUILD)/fuzz_formats: $(OBJ)/tests/fuzz/libfuzzer.o $(OBJ)/tests/fuzz/targets.o $(BUILD)/libtandem.a
-	$(call say,link $@)$(call link,-fsanitize=fuzzer)
 
 -include $(every_object:.o=.d)
 .SECONDARY: $(every_object) $(protos:%=$(BUILD)/proto/%.pb.cc)

@@ -10,6 +10,8 @@ fuzz: $(if $(GTEST_ON),$(BUILD)/tandem_tests,needs-gtest)
 	TANDEM_FUZZ_INPUTS=$(SEEDED) $(BUILD)/tandem_tests --gtest_filter='*Fuzz*' --gtest_brief=0
 	$(if $(filter 0,$(TIME)),,$(if $(CLANGXX),+@$(MAKE) --no-print-directory libfuzzer CXX=$(CLANGXX) \
 	  SANITIZE=address$(comma)fuzzer-no-link BUILD=build-fuzz,@echo 'no libFuzzer. Try: apt-get install clang'))
+$(BUILD)/fuzz_formats: $(OBJ)/tests/fuzz/libfuzzer.o $(OBJ)/tests/fuzz/targets.o $(BUILD)/libtandem.a
+	$(call say,link $@)$(call link,-fsanitize=fuzzer)
 libfuzzer: $(BUILD)/fuzz_formats
 	@for format in $(FORMATS); do \
 	  mkdir -p $(BUILD)/seeds/$$format $(BUILD)/corpus/$$format; \
