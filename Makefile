@@ -139,7 +139,7 @@ endif
 $(OBJ)/layers/%.o $(OBJ)/examples/%.o $(OBJ)/tests/%.o $(patsubst %.cpp,$(OBJ)/%.o,$(plumbing) $(quick)) \
 $(addprefix $(OBJ)/,$(addsuffix united.o,$(filter-out autograd/ core/files/ layers/%,$(folders)))): compile += $(light)
 $(OBJ)/autograd/%.o $(OBJ)/core/files/%.o $(OBJ)/datasets/image.o: compile += $(middle)
-$(OBJ)/autograd/%.kernel.o: kernel += $(if $(CUDA_ON),,$(middle))
+$(OBJ)/autograd/%.kernel.o: kernel := $(kernel:-O3=-O2)
 # An example with an operation of its own is device code, too.
 $(patsubst %.cpp,$(OBJ)/%.o,$(if $(CUDA_ON),$(shell grep -l '"autograd/elementwise.h"' examples/*.cpp))): compile = $(kernel)
 
