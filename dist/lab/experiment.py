@@ -169,8 +169,8 @@ class Plan:
                 why = dry_run(strategy.filled(values), workers)["why"]
                 need("strategies", not why, f"have one that is refused: {why}")
 
-    def header(self):
-        """What lines of the results have in common: the conditions of all runs, and of those on each cluster."""
+    def header(self, made):
+        """What runs have in common: their conditions, also those of each cluster; what of `made` is so, too."""
         conditions = (f"{self.data_set}, {self.model}, {self.dtype}{', augmented' * self.augment}, schedule "
                       f"{self.schedule}, batch {self.batch}, {self.val} held back, weight decay "
                       f"{exact(self.weight_decay)}, evaluated every {exact(self.evaluate_every)} epochs"
@@ -178,7 +178,8 @@ class Plan:
         return {"experiment": conditions, "clusters": {
             c["name"]: f"shape {exact(c['shape'])}, {exact(c['slow_share'])} of the workers {exact(c['slow_factor'])} "
             f"times as slow, latency {exact(c['latency'])} s, bandwidth "
-            + (exact(c["bandwidth"]) + " bytes/s" if c["bandwidth"] else "unlimited") for c in self.clusters}}
+            + (exact(c["bandwidth"]) + " bytes/s" if c["bandwidth"] else "unlimited") for c in self.clusters},
+            **{name: made[name] for name in ("data", "made_by") if name in made}}
 
     def run(self, trial, **changed):
         """One simulated run: its line of the results, with "data" and "made_by"."""
@@ -199,12 +200,10 @@ class Plan:
         require(not part, "all of Fashion-MNIST is needed, not a part: run datasets/get-data.sh fashion-mnist")
         return trial._asdict() | {k: v for k, v in outcome.items() if k not in ("why", "settings", *Trial._fields)}
 
-    def conditions(self):
-        """The header that lines of runs have here and now, from one step of one worker: before hours of training, it
-        refuses what no run could do, and the small part of Fashion-MNIST."""
-        row = self.run(Trial("asgd", 1, self.clusters[0]["name"], self.rates[0], 0, 1, 1, False),
-                       **{"evaluate-every": 1e-6, "until": 1e-6, "slow": ""})
-        return self.header() | {name: row[name] for name in ("data", "made_by")}
+    def one_step(self):
+        """A run of one worker that ends at once: before hours of training it shows the data, and what is refused."""
+        return self.run(Trial("asgd", 1, self.clusters[0]["name"], self.rates[0], 0, 1, 1, False),
+                        **{"evaluate-every": 1e-6, "until": 1e-6, "slow": ""})
 
 
 def exact(value):
@@ -244,7 +243,7 @@ class Results(dict):
             require(trial not in self, "is a second line of its run: remove one")
             self[trial] = outcome_of(row | {"made_by": self.header["made_by"]})
             return
-        mine, data = self.plan.header(), row.get("data") or self.header.get("data")
+        mine, data = self.plan.header({}), row.get("data") or self.header.get("data")
         facts = [("experiment", row["experiment"], mine["experiment"]),
                  ("data set", self.header.get("data") or data, data)]
         facts += [(f'cluster "{name}"', row["clusters"].get(name, now), now) for name, now in mine["clusters"].items()]
@@ -274,7 +273,7 @@ class Results(dict):
                         failure = failure or future.exception()
                         continue
                     row = future.result()
-                    header = self.plan.header() | {name: row.pop(name) for name in ("data", "made_by")}
+                    header = self.plan.header({name: row.pop(name) for name in ("data", "made_by")})
                     for line in [row] if self.header | header == self.header else [header, row]:
                         self.add(line)
                         print(json.dumps(line, ensure_ascii=False), file=file, flush=True)
@@ -361,6 +360,10 @@ class Search:
         self.chosen_text = ", ".join(  # "η 0.064, μ 0.9, R 4"
             f"{name} {value:.3g}" for name, value in settings if name != "μ" or strategy.momentum)
 
+    def values(self, which):
+        """Of the final runs that have one: 0: points of accuracy, 1: seconds to the target."""
+        return [run[which][0] for run in self.runs.values() if run[which][0] is not None]
+
 
 def time_to(target, outcome):
     """Virtual seconds to the first evaluation at the target or above, interpolated from the one before (the very first:
@@ -442,11 +445,10 @@ class Report:
 
     def mean(self, search, which, form):
         """Over seeds, and of how many there is what to be said."""
-        values, said = zip(*(run[which] for run in search.runs.values()))
-        said += ("not run",) * (self.plan.seeds - len(said))
+        said = [run[which][1] for run in search.runs.values()] + ["not run"] * (self.plan.seeds - len(search.runs))
         note = [f"{said.count(what)} of {self.plan.seeds} {what}"
                 for what in ("diverged", "not reached", "at the first evaluation", "not run") if what in said]
-        return mean_text([v for v in values if v is not None], form, ", ".join(note))
+        return mean_text(search.values(which), form, ", ".join(note))
 
     def paired(self, search, which, form, scale, back=float):
         """The difference from the first strategy's runs with the same seeds, where nothing is to be said of the two."""
@@ -467,9 +469,7 @@ class Report:
             figure, axes = pyplot.subplots(figsize=(10, 5), layout="constrained")
             axes.set_prop_cycle(pyplot.cycler(linestyle=["-", "--", ":"]) * pyplot.cycler(color=pyplot.cm.tab10.colors))
             for s in plan.strategies:
-                measures = [(k, [run[plan.by_time][0] for run in self.searches[s, k, cluster].runs.values()])
-                            for k in self.workers]
-                values = [(k, [v for v in measured if v is not None]) for k, measured in measures]
+                values = [(k, self.searches[s, k, cluster].values(plan.by_time)) for k in self.workers]
                 if points := [(k, statistics.fmean(v), standard_error(v)) for k, v in values if v]:
                     axes.errorbar(*zip(*points), marker="o", markersize=4, capsize=3, label=s.text)
             axes.set(xscale="log", xlabel="workers", ylabel=shown, yscale="log" if plan.by_time else "linear")
@@ -541,7 +541,7 @@ def check(plans, count, seed, seconds):
     print(f"{len(drawn)} of {len(rows)} rows, drawn with seed {seed} of those of at most {seconds:g} s")
     for plan, results, trial in drawn:
         row = plan.run(trial)
-        results.add(plan.header() | {"data": row["data"], "made_by": row["made_by"]})
+        results.add(plan.header(row))
         was, again = results[trial], outcome_of(row)
         print(trial, again["status"], again["accuracy"], file=sys.stderr)
         why = contradiction(results, trial, again)
@@ -577,14 +577,15 @@ def main():
     if not (options.table or options.figures or options.status):
         print("each run is kept: when this is interrupted, the same command goes on", file=sys.stderr)
         if any(Search(plan, results, cell).missing for cell in plan.cells):
-            results.add(plan.conditions())
+            results.add(plan.header(plan.one_step()))
         results.carry_out(options.jobs, plan.run)
     none = f"{results.path}: there are no results: the same command without an option makes them"
     require(results or options.status, none)
-    if options.figures:
-        return Report(plan, results).figures(options.figures)
     report = Report(plan, results)
-    print(report.status(options.jobs) if options.status else report.tables(), end="")
+    if options.figures:
+        report.figures(options.figures)
+    else:
+        print(report.status(options.jobs) if options.status else report.tables(), end="")
 
 
 if __name__ == "__main__":
