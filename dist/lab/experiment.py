@@ -234,7 +234,7 @@ class Results(dict):
                 raise Refused(f"{self.path}:{at}: {e}")
             except (AttributeError, KeyError, TypeError, ValueError) as e:
                 damage = f"{e} is missing" if type(e) is KeyError else e
-                raise Refused(f"{self.path}:{at}: is damaged ({damage}): restore it, or remove it and its run is made again")
+                raise Refused(f"{self.path}:{at}: is damaged ({damage}): restore the line, or remove that of a run")
 
     def add(self, row):
         """A line. Raises Refused for a header of other conditions or data, and for a run that cannot be."""
