@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
 """The pictures of the READMEs, from measured files: python3 examples/pictures.py writes examples/pictures/*.svg.
 
-Needs matplotlib. Colours and grey text are readable on white and on black; the background is left out."""
+Needs matplotlib; `workers` and `regimes` also scipy, and build/simulate, which knows the strategies. Colours and grey
+text are readable on white and on black; the background is left out."""
 import csv
 import io
 import json
 import pathlib
 import re
 import statistics
+import sys
 
 import matplotlib
 
@@ -15,6 +17,7 @@ matplotlib.use("svg")
 from matplotlib import pyplot
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "dist/lab"))
 COLOURS = ["#2f81d6", "#e07b26", "#2f9e5a", "#c2489b", "#8a6fd1", "#b08a1e", "#d0473f"]
 GREY = "#7d8590"
 pyplot.rcParams.update({
@@ -117,6 +120,65 @@ def bias():
     save(figure, "bias")
 
 
+def final_runs(plan, cluster, which):
+    """[(strategy, workers, values of its final runs, whether it has a †)]; which: 0: accuracy in %, 1: seconds to the
+    target."""
+    import experiment
+    plan = experiment.Plan(ROOT / "examples/experiments" / plan)
+    cells = experiment.Report(plan, experiment.Results(plan)).searches.items()
+    return [(c.strategy.text, c.workers, s.values(which), s.edge) for c, s in cells if c.cluster == cluster]
+
+
+def half_interval(values):
+    """Half of the 95 % t-interval of the mean; of one value None."""
+    from scipy import stats
+    return stats.t.ppf(0.975, len(values) - 1) * stats.sem(values) if len(values) > 1 else None
+
+
+def workers():
+    """Test accuracy and the number of workers, half of which are slow, with 95 % t-intervals: fashion_mnist.json."""
+    shown = {"ddc-asgd:lambda={50,25}": "ddc-asgd", "asgd": "asgd", "dana-dc:lambda={2,0.5}": "dana-dc",
+             "ddc-asgd:lambda=0": "ddc-asgd without correction", "ringmaster:R={8,16}+asgd": "ringmaster",
+             "rennala:B={4,8}": "rennala (32: three runs)"}
+    runs = final_runs("fashion_mnist.json", "uneven", 0)
+    figure, axes = pyplot.subplots()
+    for at, (name, label) in enumerate(shown.items()):
+        points = sorted((k * 1.02 ** (at - 2.5), v, edge) for strategy, k, v, edge in runs if strategy == name and v)
+        axes.plot([x for x, *_ in points], [statistics.fmean(v) for _, v, _ in points], color=COLOURS[at], linewidth=1)
+        for x, values, edge in points:  # beside each other, so that no interval covers another
+            axes.errorbar(x, statistics.fmean(values), half_interval(values), fmt="o", color=COLOURS[at], markersize=5,
+                          markerfacecolor="none" if edge else COLOURS[at], capsize=3)
+        axes.plot([], [], "o", color=COLOURS[at], label=label)
+    axes.set(xscale="log", xlabel="workers, half of them four times slower", ylabel="test accuracy in %")
+    axes.set_xticks([4, 16, 32], ["4", "16", "32"])
+    axes.tick_params(axis="x", which="minor", bottom=False, labelbottom=False)
+    axes.legend(fontsize=9, labelcolor=GREY)
+    save(figure, "workers")
+
+
+def regimes():
+    """Seconds to 82 % with 64 workers on four clusters, with 95 % t-intervals: regimes.json."""
+    clusters = ["fast links, even", "slow links, even", "fast links, uneven", "slow links, uneven"]
+    shown = ["ddc-asgd", "asgd", "local-sgd", "outer", "ringmaster", "rennala", "all-reduce"]
+    figure, axes = pyplot.subplots(figsize=(8, 4.2))
+    for row, cluster in enumerate(clusters):
+        runs = {s.split(":")[0]: (v, edge) for s, k, v, edge in final_runs("regimes.json", cluster, 1) if k == 64}
+        for at, name in enumerate(shown):
+            seconds, edge = runs[name]
+            if seconds:
+                axes.errorbar(statistics.fmean(seconds), row + 0.1 * (at - 3), xerr=half_interval(seconds), capsize=3,
+                              fmt="o" if len(seconds) == 5 else "x", color=COLOURS[at], markersize=5,
+                              markerfacecolor="none" if edge else COLOURS[at])
+    for at, name in enumerate(shown):
+        axes.plot([], [], "o", color=COLOURS[at], label=name)
+    axes.set(xscale="log", xlabel="virtual seconds to 82 % with 64 workers", ylim=(3.5, -0.5))
+    axes.set_xticks([10, 20, 50, 100, 200, 500], ["10", "20", "50", "100", "200", "500"])
+    axes.tick_params(axis="x", which="minor", bottom=False, labelbottom=False)
+    axes.set_yticks(range(4), clusters)
+    axes.legend(fontsize=9, labelcolor=GREY, loc="center left", bbox_to_anchor=(1, 0.5))
+    save(figure, "regimes")
+
+
 if __name__ == "__main__":
-    for picture in (training, speed, slow_links, memory, bias):
+    for picture in (training, speed, slow_links, memory, bias, workers, regimes):
         picture()

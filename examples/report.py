@@ -35,7 +35,7 @@ except ImportError:
     refuse("matplotlib is missing: apt-get install python3-matplotlib, or pip install matplotlib", 77)
 pyplot.rcParams.update({"svg.fonttype": "none", "text.parse_math": False, "axes.spines.top": False,
                         "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.4, "legend.frameon": False,
-                        "figure.subplot.hspace": 0.45, "figure.subplot.left": 0.05, "figure.subplot.right": 0.98})
+                        "figure.constrained_layout.use": True, "figure.constrained_layout.h_pad": 0.1})
 
 
 # ---- A run, as far as its file tells ---------------------------------------------------------------------------------
@@ -99,6 +99,11 @@ class Run:
 
     def last(self, name, event="epoch"):
         return (self.column(name, event) or [math.nan])[-1]
+
+    def not_finite(self):
+        """Whether it ended so: it was stopped for it and not resumed to its end, or its last loss is null."""
+        stopped = self.lines["not_finite"] and self.last("stopped", "end") != 0
+        return bool(stopped) or any(line.get("train_loss", 0) is None for line in self.lines["epoch"][-1:])
 
 
 def number(line, name):
@@ -185,6 +190,7 @@ def picture(figure):
 
 # ---- Trainings and simulations ---------------------------------------------------------------------------------------
 COLUMNS = {"epochs": lambda run: short(len(run.lines["epoch"])),
+           "ended": lambda run: "not finite" if run.not_finite() else "–",
            "training loss": lambda run: short(run.last("train_loss")),
            "training accuracy": lambda run: percent(run.last("train_accuracy")),
            "validation accuracy": lambda run: percent(run.last("val_accuracy")),
@@ -212,6 +218,7 @@ def draw_training(runs):
     figure, axes = pyplot.subplots(len(known), 2, figsize=(12, 3.4 * len(known)), squeeze=False)
     for (title, factor, fields, of_step), (by_epoch, by_time) in zip(known, axes):
         by_epoch.set(title=title, xlabel="epoch")
+        by_epoch.xaxis.set_major_locator(pyplot.MaxNLocator(integer=True))
         by_time.set(title=title, xlabel="seconds of training")
         for i, run in enumerate(runs):
             if of_step:
@@ -220,12 +227,14 @@ def draw_training(runs):
             times = list(itertools.accumulate(run.column("seconds")))
             for field in fields:
                 values = [factor * v for v in run.column(field)]
-                if all(map(math.isnan, values)):
+                empty = all(map(math.isnan, values))
+                if empty and not (run.not_finite() and field == fields[0]):  # such a run is in the legend all the same
                     continue
                 part = field.split("_")[0] if len(fields) > 1 else ""
+                label = printable(f"{run.label} {part}".strip()) + ": not finite" * run.not_finite()
                 for ax, xs in ((by_epoch, run.column("epoch")), (by_time, times)):
                     ax.plot(xs, values, STYLES.get(part, "-"), color=f"C{i % 10}", marker=MARKERS[i // 10 % 4],
-                            markersize=3, label=printable(f"{run.label} {part}".strip()))
+                            markersize=3, label=label)
         if 0 < len(by_epoch.get_legend_handles_labels()[1]) <= 12:
             by_epoch.legend(fontsize=8)
     return figure
@@ -264,6 +273,7 @@ def draw_classes(runs):
         axes[0][-1].plot(shares, "o-", color=f"C{i % 10}", label=printable(run.label))
     if accuracies:
         axes[0][-1].set(title="Accuracy of each class in %, at the end", xlabel="class", ylim=(0, 100))
+        axes[0][-1].xaxis.set_major_locator(pyplot.MaxNLocator(integer=True))
         axes[0][-1].legend(fontsize=8)
     return figure
 
@@ -304,11 +314,15 @@ def draw_tuned(run):
                   if shown(line.get("means")) == means]
         against.plot(*zip(*points), "o-", label=printable(means))
     against.set(title=f"Time against budget, minibatch {minibatch}", xlabel="MiB of budget", ylabel="ms")
-    fits = [line for line in run.lines["minibatch"] if not number(line, "least") > 0]
-    for field, style in (("sample_seconds", "o-"), ("measured_sample_seconds", "s--")):
-        samples.semilogx([number(line, "minibatch") for line in fits], [ms * number(line, field) for line in fits],
-                         style, base=2, label="measured" if "measured" in field else "predicted")
-    samples.set(title="Time of a sample", xlabel="minibatch", ylabel="ms")
+    fits = [line for line in run.lines["minibatch"] if number(line, "minibatch") > 0 and not number(line, "least") > 0]
+    batches = [line["minibatch"] for line in fits]
+    for field, style, label in (("sample_seconds", "o-", "predicted"), ("measured_sample_seconds", "s--", "measured")):
+        times = [ms * number(line, field) for line in fits]
+        if not all(map(math.isnan, times)):
+            samples.plot(batches, times, style, label=label)
+    samples.set(title="Time of a sample", xlabel="minibatch", ylabel="ms", xscale="log")
+    samples.set_xticks(batches, map(short, batches))
+    samples.minorticks_off()
     for ax in (memory, against, samples):
         if ax.get_legend_handles_labels()[1]:
             ax.legend(fontsize=8)

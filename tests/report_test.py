@@ -172,6 +172,28 @@ class Report(unittest.TestCase):
         self.shows(page, "<td>50.00 %</td>", "<td>90.00 %</td>", "<td>nested.on</td><td>yes</td><td>–</td>",
                    "<td>1, 0.5</td>", "<th>seconds of exchange</th>")
 
+    def test_a_run_that_is_not_finite_is_in_the_table_and_the_legend(self):
+        good = self.file("good.jsonl", START, epoch(1), END)
+        stop = {"event": "not_finite", "step": 5, "reason": "the loss"}, END | {"stopped": 1}
+        for lines in ((START, *stop), (START, epoch(1, train_loss=None, test_loss=None), END)):
+            bad = self.file("bad.jsonl", *lines)
+            self.shows(self.page(good, bad), "<th>ended</th>", "<td>not finite</td>")
+            runs = [report.Run(path) for path in (good, bad)]
+            runs[0].label, runs[1].label = "good", "bad"
+            loss = drawn(report.draw_training(runs).axes[0])
+            self.assertIn("good test", loss)
+            self.assertIn("bad test: not finite", loss)
+        resumed = self.file("resumed.jsonl", START, *stop, {"event": "resume", "step": 0}, epoch(1), END)
+        self.assertNotIn("<th>ended</th>", self.page(good, resumed))
+
+    def test_ticks_are_epochs_and_minibatches(self):
+        ticks = self.training(START, epoch(1), epoch(2), epoch(3), END)[0].get_xticks()
+        self.assertTrue(all(tick == int(tick) for tick in ticks), ticks)
+        rows = [{"event": "minibatch", "minibatch": n, "sample_seconds": 0.5} for n in (8, 16, 24)]
+        samples = report.draw_tuned(report.Run(self.file("t.jsonl", {"event": "tuned", "minibatch": 8}, *rows))).axes[2]
+        self.assertEqual([tick.get_text() for tick in samples.get_xticklabels()], ["8", "16", "24"])
+        self.assertEqual(list(drawn(samples)), ["predicted"])
+
     def test_thirty_runs(self):
         runs = [report.Run(self.file(f"r{i}.jsonl", START, epoch(1), epoch(2, test_loss=i), END)) for i in range(30)]
         loss = report.draw_training(runs).axes[0]

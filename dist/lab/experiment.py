@@ -38,7 +38,7 @@ KINDS = {  # by the type of the default: what is expected, and whether a value i
     dict: ("an object", lambda v: type(v) is dict)}
 
 
-class Refused(ValueError):
+class Refused(Exception):
     """What is wrong, where, and what to do."""
 
 
@@ -99,11 +99,12 @@ class Plan:
     """A plan's fields as attributes. Every error names the file and the line."""
 
     def __init__(self, path):
-        self.path, self.text = pathlib.Path(path), pathlib.Path(path).read_text()
+        self.path = pathlib.Path(path)
         try:
+            self.text = self.path.read_text("utf-8")
             given = json.loads(self.text, object_pairs_hook=self.once)
-        except json.JSONDecodeError as e:
-            raise Refused(f"{path}:{e.lineno}: {e.msg}")
+        except ValueError as e:
+            raise Refused(f"{path}:{getattr(e, 'lineno', 1)}: {e}: a plan is JSON in UTF-8")
         require(type(given) is dict, f'{path}:1: a plan is an object: {{"name": value, …}}')
         vars(self).update(self.checked(given, FIELDS, ("strategies", "workers", "rates"), "a plan"))
         self.clusters = [self.checked(c, CLUSTER_FIELDS, ("name",), "a cluster") for c in self.clusters]
@@ -117,9 +118,8 @@ class Plan:
         self.cells = [Cell(s, k, c["name"]) for k in self.workers for c in self.clusters for s in self.strategies]
 
     def once(self, pairs):
-        names = [name for name, _ in pairs]
-        for name in names:
-            self.require(name, names.count(name) == 1, "comes twice")
+        for name, times in collections.Counter(name for name, _ in pairs).items():
+            self.require(name, times == 1, "comes twice")
         return dict(pairs)
 
     def require(self, name, good, why):
@@ -169,8 +169,8 @@ class Plan:
                 why = dry_run(strategy.filled(values), workers)["why"]
                 need("strategies", not why, f"have one that is refused: {why}")
 
-    def header(self):
-        """What lines of the results have in common: the conditions of all runs, and of those on each cluster."""
+    def header(self, made):
+        """What runs have in common: their conditions, also those of each cluster; what of `made` is so, too."""
         conditions = (f"{self.data_set}, {self.model}, {self.dtype}{', augmented' * self.augment}, schedule "
                       f"{self.schedule}, batch {self.batch}, {self.val} held back, weight decay "
                       f"{exact(self.weight_decay)}, evaluated every {exact(self.evaluate_every)} epochs"
@@ -178,9 +178,10 @@ class Plan:
         return {"experiment": conditions, "clusters": {
             c["name"]: f"shape {exact(c['shape'])}, {exact(c['slow_share'])} of the workers {exact(c['slow_factor'])} "
             f"times as slow, latency {exact(c['latency'])} s, bandwidth "
-            + (exact(c["bandwidth"]) + " bytes/s" if c["bandwidth"] else "unlimited") for c in self.clusters}}
+            + (exact(c["bandwidth"]) + " bytes/s" if c["bandwidth"] else "unlimited") for c in self.clusters},
+            **{name: made[name] for name in ("data", "made_by") if name in made}}
 
-    def run(self, trial):
+    def run(self, trial, **changed):
         """One simulated run: its line of the results, with "data" and "made_by"."""
         cluster = next(c for c in self.clusters if c["name"] == trial.cluster)
         options = {
@@ -191,13 +192,18 @@ class Plan:
             "evaluate-every": self.evaluate_every if trial.final or self.by_time else trial.epochs,
             "until": self.target if self.by_time else 2, "shape": cluster["shape"],
             "slow": ",".join(f"{w}:{cluster['slow_factor']!r}" for w in slow_workers(cluster, trial.workers)),
-            "latency": cluster["latency"] * 1e3, "bandwidth": cluster["bandwidth"] * 8 / 1e9}
+            "latency": cluster["latency"] * 1e3, "bandwidth": cluster["bandwidth"] * 8 / 1e9, **changed}
         words = [word for name, value in options.items() if value != "" for word in ("--" + name, value)]
         outcome = simulate(*words, *["--augment"] * self.augment)
         require(not outcome["why"], outcome["why"])
         part = self.data_set == "fashion-mnist" and outcome["data"].startswith("6000 + 1000 ")
         require(not part, "all of Fashion-MNIST is needed, not a part: run datasets/get-data.sh fashion-mnist")
         return trial._asdict() | {k: v for k, v in outcome.items() if k not in ("why", "settings", *Trial._fields)}
+
+    def one_step(self):
+        """A run of one worker that ends at once: before hours of training it shows the data, and what is refused."""
+        return self.run(Trial("asgd", 1, self.clusters[0]["name"], self.rates[0], 0, 1, 1, False),
+                        **{"evaluate-every": 1e-6, "until": 1e-6, "slow": ""})
 
 
 def exact(value):
@@ -219,13 +225,16 @@ class Results(dict):
 
     def read(self):
         self.clear()
-        self.header, text = {}, self.path.read_text() if self.path.exists() else ""
-        require(not text or "\n" in text, f"{self.path}:1: was cut off: remove the file")
-        for at, line in enumerate(text.split("\n")[:-1], 1):
+        self.header, text = {}, self.path.read_bytes() if self.path.exists() else b""
+        require(not text or b"\n" in text, f"{self.path}:1: was cut off: remove the file")
+        for at, line in enumerate(text.split(b"\n")[:-1], 1):
             try:
                 self.add(json.loads(line))
-            except (KeyError, TypeError, ValueError) as e:
-                raise Refused(f"{self.path}:{at}: " + (f"{e} is missing" if type(e) is KeyError else str(e)))
+            except Refused as e:
+                raise Refused(f"{self.path}:{at}: {e}")
+            except (AttributeError, KeyError, TypeError, ValueError) as e:
+                damage = f"{e} is missing" if type(e) is KeyError else e
+                raise Refused(f"{self.path}:{at}: is damaged ({damage}): restore the line, or remove that of a run")
 
     def add(self, row):
         """A line. Raises Refused for a header of other conditions or data, and for a run that cannot be."""
@@ -234,7 +243,7 @@ class Results(dict):
             require(trial not in self, "is a second line of its run: remove one")
             self[trial] = outcome_of(row | {"made_by": self.header["made_by"]})
             return
-        mine, data = self.plan.header(), row.get("data") or self.header.get("data")
+        mine, data = self.plan.header({}), row.get("data") or self.header.get("data")
         facts = [("experiment", row["experiment"], mine["experiment"]),
                  ("data set", self.header.get("data") or data, data)]
         facts += [(f'cluster "{name}"', row["clusters"].get(name, now), now) for name, now in mine["clusters"].items()]
@@ -264,7 +273,7 @@ class Results(dict):
                         failure = failure or future.exception()
                         continue
                     row = future.result()
-                    header = self.plan.header() | {name: row.pop(name) for name in ("data", "made_by")}
+                    header = self.plan.header({name: row.pop(name) for name in ("data", "made_by")})
                     for line in [row] if self.header | header == self.header else [header, row]:
                         self.add(line)
                         print(json.dumps(line, ensure_ascii=False), file=file, flush=True)
@@ -351,6 +360,10 @@ class Search:
         self.chosen_text = ", ".join(  # "η 0.064, μ 0.9, R 4"
             f"{name} {value:.3g}" for name, value in settings if name != "μ" or strategy.momentum)
 
+    def values(self, which):
+        """Of the final runs that have one: 0: points of accuracy, 1: seconds to the target."""
+        return [run[which][0] for run in self.runs.values() if run[which][0] is not None]
+
 
 def time_to(target, outcome):
     """Virtual seconds to the first evaluation at the target or above, interpolated from the one before (the very first:
@@ -432,11 +445,10 @@ class Report:
 
     def mean(self, search, which, form):
         """Over seeds, and of how many there is what to be said."""
-        values, said = zip(*(run[which] for run in search.runs.values()))
-        said += ("not run",) * (self.plan.seeds - len(said))
+        said = [run[which][1] for run in search.runs.values()] + ["not run"] * (self.plan.seeds - len(search.runs))
         note = [f"{said.count(what)} of {self.plan.seeds} {what}"
                 for what in ("diverged", "not reached", "at the first evaluation", "not run") if what in said]
-        return mean_text([v for v in values if v is not None], form, ", ".join(note))
+        return mean_text(search.values(which), form, ", ".join(note))
 
     def paired(self, search, which, form, scale, back=float):
         """The difference from the first strategy's runs with the same seeds, where nothing is to be said of the two."""
@@ -457,9 +469,7 @@ class Report:
             figure, axes = pyplot.subplots(figsize=(10, 5), layout="constrained")
             axes.set_prop_cycle(pyplot.cycler(linestyle=["-", "--", ":"]) * pyplot.cycler(color=pyplot.cm.tab10.colors))
             for s in plan.strategies:
-                measures = [(k, [run[plan.by_time][0] for run in self.searches[s, k, cluster].runs.values()])
-                            for k in self.workers]
-                values = [(k, [v for v in measured if v is not None]) for k, measured in measures]
+                values = [(k, self.searches[s, k, cluster].values(plan.by_time)) for k in self.workers]
                 if points := [(k, statistics.fmean(v), standard_error(v)) for k, v in values if v]:
                     axes.errorbar(*zip(*points), marker="o", markersize=4, capsize=3, label=s.text)
             axes.set(xscale="log", xlabel="workers", ylabel=shown, yscale="log" if plan.by_time else "linear")
@@ -531,7 +541,7 @@ def check(plans, count, seed, seconds):
     print(f"{len(drawn)} of {len(rows)} rows, drawn with seed {seed} of those of at most {seconds:g} s")
     for plan, results, trial in drawn:
         row = plan.run(trial)
-        results.add(plan.header() | {"data": row["data"], "made_by": row["made_by"]})
+        results.add(plan.header(row))
         was, again = results[trial], outcome_of(row)
         print(trial, again["status"], again["accuracy"], file=sys.stderr)
         why = contradiction(results, trial, again)
@@ -547,13 +557,14 @@ def check(plans, count, seed, seconds):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("plans", nargs="+", metavar="PLAN.json")
-    parser.add_argument("--jobs", type=int, default=2, help="runs at a time, a thread each (2)")
+    parser.add_argument("--jobs", type=int, default=2, help="runs at a time, a thread each, 1 to 1000 (2)")
     only = parser.add_mutually_exclusive_group()
     only.add_argument("--table", action="store_true", help="only print the tables of the runs that there are")
     only.add_argument("--figures", metavar="FOLDER", help="only draw the runs that there are")
     only.add_argument("--status", action="store_true", help="only print what is done and the hours that are left")
     only.add_argument("--check", metavar="ROWS[,SEED]", help="run so many rows of the results again, and compare")
     parser.add_argument("--check-seconds", type=float, default=300, help="only rows that took at most so long (300)")
+    parser.error = lambda why: require(False, f"{why}: --help has the options")  # one line, without the usage
     options = parser.parse_args()
     rows = re.fullmatch(r"([1-9]\d*)(?:,(\d+))?", options.check or "1")
     require(rows, f"--check {options.check}: expected a number of rows from 1, or ROWS,SEED")
@@ -565,20 +576,25 @@ def main():
     plan, results = plans[0], Results(plans[0])
     if not (options.table or options.figures or options.status):
         print("each run is kept: when this is interrupted, the same command goes on", file=sys.stderr)
+        if any(Search(plan, results, cell).missing for cell in plan.cells):
+            results.add(plan.header(plan.one_step()))
         results.carry_out(options.jobs, plan.run)
     none = f"{results.path}: there are no results: the same command without an option makes them"
     require(results or options.status, none)
-    if options.figures:
-        return Report(plan, results).figures(options.figures)
     report = Report(plan, results)
-    print(report.status(options.jobs) if options.status else report.tables(), end="")
+    if options.figures:
+        report.figures(options.figures)
+    else:
+        print(report.status(options.jobs) if options.status else report.tables(), end="")
 
 
 if __name__ == "__main__":
     try:
         main()
     except (ImportError, OSError, Refused) as e:
-        what = f"{e.name} is missing: apt-get install python3-{e.name}" if isinstance(e, ImportError) else e
+        what = (f"{e.name} is missing: apt-get install python3-{e.name}" if isinstance(e, ImportError) else
+                f"{e.filename or 'the results'}: {e.strerror}: name one that exists, to be read and written"
+                if isinstance(e, OSError) else e)
         print(f"experiment: {what}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:

@@ -12,16 +12,17 @@ bias: half of 10 workers take four times as long, and they alone have classes 0 
 table: CIFAR-10 (arXiv 2102.02079, the network conv 5×5×6, conv 5×5×16, 120, 84, 10; last accuracy, in %)."""
 import argparse
 import json
-import math
 import os
 import pathlib
 import statistics
-import subprocess
+import sys
 from concurrent import futures
 
+from scipy import stats
+
 HERE = pathlib.Path(__file__).resolve().parent
-SIMULATE = HERE.parents[1] / "build" / "simulate"
-T = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}  # two-sided 95 %, by the number of seeds
+sys.path.insert(0, str(HERE.parents[1] / "dist/lab"))
+import experiment
 
 RULES = ["asgd", "rescaled", "ddc-asgd", "ringmaster:R=10", "delay-adaptive", "rennala:B=10", "fedbuff:B=10",
          "heloco"]
@@ -55,15 +56,12 @@ def key(run):
 def carry_out(runs, path, done):
     def simulated(run):
         words = [w for name, value in run["options"].items() if value != ""
-                 for w in ([name] if value is None else [name, str(value)])]
-        ended = subprocess.run([SIMULATE, "--json", *words], capture_output=True, text=True)
-        if ended.returncode:
-            raise SystemExit(f"{run['name']}: {ended.stderr.strip()}")
-        return run, json.loads(ended.stdout)
+                 for w in ([name] if value is None else [name, value])]
+        line = experiment.simulate(*words)
+        experiment.require(not line["why"], f"{run['name']}: {line['why']}")
+        return run, line
 
     missing = [run for run in runs if key(run) not in done]
-    if missing and not SIMULATE.exists():
-        raise SystemExit(f"{SIMULATE} is not there: say make")
     with futures.ThreadPoolExecutor(os.cpu_count()) as pool:  # a run has one thread
         try:
             for ended in futures.as_completed([pool.submit(simulated, run) for run in missing]):
@@ -86,7 +84,7 @@ def percent(share):
 def interval(values):
     if len(values) < 2:
         return f"{values[0]:.1f}"
-    half = T[len(values)] * statistics.stdev(values) / math.sqrt(len(values))
+    half = stats.t.ppf(0.975, len(values) - 1) * stats.sem(values)  # of the 95 % t-interval
     return f"{statistics.mean(values):.1f} ± {half:.1f}"
 
 
@@ -138,5 +136,7 @@ def main():
 if __name__ == "__main__":
     try:
         main()
+    except experiment.Refused as e:
+        raise SystemExit(f"parts: {e}") from None
     except KeyboardInterrupt:
         raise SystemExit("interrupted: the same command goes on") from None
