@@ -81,6 +81,8 @@ if ! grep -q 'stb_image off' "$build/summary"; then
   says 2 'cat/3.ppm: is damaged' "$build/train" --data-set "$there/all" --size 8
 fi
 says 2 'choose one of mnist' "$build/train" --data-set imagenet
+says 2 '--metrics /proc/none: cannot be written' $tune --memory-budget 1G --metrics /proc/none
+grep -q 'gradient noise' "$there/out" && complain "tune finds out at its end that its file cannot be written"
 says 0 'synthetic-cifar-10: 50000 + 10000 pictures, 32 × 32, 3 channels, 10 classes' env OMP_NUM_THREADS=$threads \
   "$build/train" --data-set cifar10 --data synthetic --model mlp --epochs 1 --val 49000
 

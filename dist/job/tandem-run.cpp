@@ -24,6 +24,7 @@
 #include <sstream>
 #include <utility>
 
+#include "core/files/atomic_file.h"
 #include "core/files/files.h"
 #include "core/team.h"
 #include "core/text.h"
@@ -135,7 +136,7 @@ Command parse(int argc, char** argv) {
   if (!c.host_list.empty())
     c.hosts = hosts_in_list(c.host_list);
   else if (!c.host_file.empty())
-    c.hosts = hosts_in_text(read_file(c.host_file), c.host_file);
+    c.hosts = for_option("--hostfile", [&] { return hosts_in_text(read_file(c.host_file), c.host_file); });
   else
     c.hosts = {{"", std::max(c.ranks, 1)}};
   int ranks = 0;

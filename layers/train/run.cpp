@@ -5,6 +5,7 @@
 
 #include "core/backend.h"
 #include "core/clock.h"
+#include "core/files/atomic_file.h"
 #include "layers/export/torch_weights.h"
 
 namespace tandem {
@@ -69,7 +70,7 @@ Run::Run(Module& given_model, const Task& given_task, Optimizer& given_optimizer
       if_not_finite_(optimizer.if_not_finite, IfNotFinite::wait),
       sums_(backend) {
   if (const std::string& file = options.import_export.import_torch; !file.empty())
-    import_torch(model, backend, picture_of(data.train), file);
+    for_option("--import-torch", [&] { import_torch(model, backend, picture_of(data.train), file); });
   for (const auto& [name, value] : settings)
     if (name == "--model") about["model"] = value;
   rates.given = optimizer.learning_rate();
