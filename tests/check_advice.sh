@@ -101,7 +101,8 @@ advice 'say how long a step takes too: --pace' $run --slow 1:2 $train --stop-aft
 advice 'as in --slow' $run --pace 5 --slow 3 $train --stop-after 2 -- $build/tandem-run -n 4 --pace 5 --slow {} $train --stop-after 2
 advice 'a rank come back (--strategy' $run --restart 1 $train --stop-after 2 -- $run --restart 1 --strategy {} $train --stop-after 2
 advice 'such as --strategy' $run --servers 1 --strategy local-sgd:4 $train -- $run --servers 1 --strategy {} $train
-advice 'leave it out, or choose' $run --strategy local-sgd:4 $train --sync-bn -- $run --strategy {} $train --sync-bn
+normed="$build/fashion_mnist --data $pictures --model smallcnn-bn --val 5000 --epochs 1 --batch 50 --stop-after 2 --sync-bn"
+advice 'leave it out, or choose' $run --strategy local-sgd:4 $normed -- $run --strategy {} $normed
 advice 'Choose --optimizer' $run --strategy ddc-asgd $train --optimizer adamw -- $run --strategy ddc-asgd $train --optimizer {}
 advice 'start as many on every host' $build/tandem-run -n 3 --hosts-as 2 --strategy hybrid $train -- \
   $build/tandem-run -n 4 --hosts-as 2 --strategy hybrid $train

@@ -95,6 +95,11 @@ Run::~Run() { optimizer.learning_rate(rates.given); }
 FlatMemory Run::prepare() {
   agree(strategy, settings, options, files.resumes());
   strategy.prepare(model, task, {.sync_batch_norm = options.sync_batch_norm});
+  const auto convolves = [](const auto& named) { return named.second->shape.rank() == 4; };  // its weight
+  if (options.exact_conv && std::ranges::none_of(model.parameters(), convolves))
+    refuse("--exact-conv: this model has no convolution: leave the option out");
+  if (options.sync_batch_norm && model.buffers().empty())
+    refuse("--sync-bn: this model has no batch norm: leave the option out");
   return strategy.memory();
 }
 

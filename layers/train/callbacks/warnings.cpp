@@ -34,8 +34,12 @@ std::vector<std::string> doubts(const Run& run) {
                   std::to_string(run.global_batch) + ": more --epochs, or --batch " + share +
                   " for the steps of one machine");
   if (options.accumulate > run.batches_per_epoch())
-    all.push_back("--accumulate " + std::to_string(options.accumulate) + ": an epoch has " +
-                  std::to_string(run.batches_per_epoch()) + " batches, so each epoch makes one smaller step");
+    all.push_back(printed("--accumulate %d: an epoch has %lld of these batches, so each epoch makes one smaller step",
+                          options.accumulate, static_cast<long long>(run.batches_per_epoch())));
+  const bool alone = run.strategy.size() == 1;
+  if (alone && options.sync_batch_norm) all.push_back("--sync-bn has no effect on one rank: its batches are whole");
+  if (alone && options.partition != "shared")
+    all.push_back("--partition divides nothing on one rank: it trains on all pictures");
   const Schedule& schedule = run.rates.schedule;
   const double first_change = schedule.milestones.empty() ? schedule.every : schedule.milestones.front();
   if (schedule.kind == Schedule::Kind::step && schedule.warmup + first_change >= options.epochs && options.epochs > 0)
