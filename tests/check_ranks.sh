@@ -100,6 +100,7 @@ if command -v torchrun >/dev/null; then
   says 0 '2 ranks, all-reduce' torchrun --standalone -r 1 -t 1 --nproc_per_node 2 --no_python $(train)
 fi
 says 0 '3 ranks:' "$build/tandem-run" -n 3 --check
+says 0 '1 rank:' "$build/tandem-run" -n 1 --check
 
 # ---- what is refused -------------------------------------------------------------------------------------------------
 says 2 'unknown option --modle' "$build/tandem-run" -n 3 "$build/fashion_mnist" --modle x
