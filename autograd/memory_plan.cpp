@@ -352,9 +352,8 @@ void MemoryPlan::check_budget(bool first) {
   accepted_ = steps_ >= 2 * options_.batches;
   if (accepted_ && least_ + data > options_.budget)
     refuse("the memory budget of ", readable_bytes(double(options_.budget)),
-           " is too small for this step: the smallest that would do is ",
-           readable_bytes(1.005 * double(enough + data)),  // never rounded below it
-           " (", enough + data, " bytes)", broken_.empty() ? "" : "; nothing can be swapped: " + broken_);
+           " is too small for this step: the smallest that would do is --memory-budget ", enough + data,
+           broken_.empty() ? "" : "; nothing can be swapped: " + broken_);
 }
 
 // A plan is settled when steps take the time that it predicts, and no earlier choice was faster. If a settled plan's

@@ -56,8 +56,7 @@ struct Printer {
 
   void print(std::ostream& out, int axis, std::int64_t at) const {
     if (axis == t.rank()) {
-      const std::string s = text_of(values[std::size_t(at)]);
-      out << std::string(std::size_t(width) - s.size(), ' ') << s;
+      out << printed("%*s", width, text_of(values[std::size_t(at)]).c_str());
       return;
     }
     const int inner = t.rank() - axis - 1;  // axes

@@ -12,17 +12,13 @@ Spec Spec::parse(const std::string& text) {
   Spec spec{.name = spec_name(text)};
   if (plus < text.size()) spec.inner = std::make_shared<Spec>(parse(text.substr(plus + 1)));
   if (spec.name.size() == plus) return spec;
-  std::size_t begin = spec.name.size() + 1;
-  for (std::size_t end; begin <= plus; begin = end + 1) {
-    end = std::min(text.find(',', begin), plus);
-    spec.options.push_back(text.substr(begin, end - begin));
-  }
+  const std::string options = text.substr(spec.name.size() + 1, plus - spec.name.size() - 1);
+  spec.options = options.empty() ? std::vector<std::string>{""} : parts_of(options, ',');
   return spec;
 }
 
 std::string Spec::text() const {
-  std::string all = name;
-  for (std::size_t i = 0; i < options.size(); i++) all += (i == 0 ? ":" : ",") + options[i];
+  const std::string all = options.empty() ? name : name + ":" + joined(options, ",");
   return inner ? all + "+" + inner->text() : all;
 }
 

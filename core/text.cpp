@@ -45,11 +45,8 @@ std::vector<std::string> parts_of(const std::string& text, char between) {
 std::string readable_bytes(double bytes) {
   const int unit = bytes >= 1024.0 * (1 << 20) ? 3 : bytes >= (1 << 20) ? 2 : bytes >= 1024 ? 1 : 0;
   const double v = bytes / std::pow(1024.0, unit);
-  return printed("%.*f %s",
-                 v >= 100 || unit == 0 ? 0
-                 : v >= 10             ? 1
-                                       : 2,
-                 v, std::array{"B", "KiB", "MiB", "GiB"}[std::size_t(unit)]);
+  const int decimals = v >= 100 || unit == 0 ? 0 : v >= 10 ? 1 : 2;
+  return printed("%.*f %s", decimals, v, std::array{"B", "KiB", "MiB", "GiB"}[std::size_t(unit)]);
 }
 
 std::string hex(std::uint64_t v) { return printed("%016llx", static_cast<unsigned long long>(v)); }

@@ -12,7 +12,7 @@ struct StopAt : Callback {
   void epoch_end(Run& run) override {
     seconds += run.epoch.seconds;
     if (run.epoch.test_accuracy < target) return;  // also where this rank does not evaluate
-    std::printf("%.1f %% after %d epochs, %.1f s\n", 100 * target, run.epoch.epoch, seconds);
+    std::printf("%.1f %% after %s, %.1f s\n", 100 * target, counted(run.epoch.epoch, "epoch").c_str(), seconds);
     run.stop("the accuracy is reached");
   }
 };

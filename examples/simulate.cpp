@@ -153,8 +153,8 @@ void show_delays(const SimulatorReport& r) {
     std::printf("%6zu %8lld%s%s\n", b * step, static_cast<long long>(bars[b]), bar.empty() ? "" : " ", bar.c_str());
   }
   if (r.dropped)
-    std::printf("%lld gradients came too late and were dropped: %.1f %% of all were applied\n",
-                static_cast<long long>(r.dropped), 100 * r.participation);
+    std::printf("dropped, since too late: %s; %.1f %% of all were applied\n", counted(r.dropped, "gradient").c_str(),
+                100 * r.participation);
   if (r.gap == 0) return;  // one worker, or a run too short to look
   std::printf("distance to the weights it was made at: %.3g a parameter; correction: %.3g of the gradient\n", r.gap,
               r.correction);
@@ -188,7 +188,7 @@ int main(int argc, char** argv) {
     }
     show_delays(r);
     std::printf("%.1f s of virtual time; the seconds and images/s of each epoch are virtual, too", r.seconds);
-    if (r.refused) std::printf("; %lld gradients were not finite and refused", static_cast<long long>(r.refused));
+    if (r.refused) std::printf("; not finite and refused: %s", counted(r.refused, "gradient").c_str());
     std::printf("\n");
     if (r.diverged) fail("diverged: twenty gradients in a row were not finite. A smaller --lr helps");
     if (!r.epochs.empty() && r.epochs.back().test_accuracy)

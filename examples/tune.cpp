@@ -6,7 +6,6 @@
 #include <cmath>
 #include <cstdio>
 
-#include "core/files/files.h"
 #include "tandem.h"
 
 using namespace tandem;
@@ -58,7 +57,7 @@ RunConfig options(int argc, char** argv, TuneRequest& r) {
   if (r.simulated && o.memory_budget == 0) refuse("--on h200: how much of its memory? Say --memory-budget 100G");
   if (r.measure && r.simulated) refuse("--measure: only what is --on here can be measured here");
   if (x.link > 0 && x.ranks == 1) refuse("--link is that between ranks: say --ranks too");
-  check_replaceable("--metrics", o.metrics, R"({"event":)", "metrics");
+  MetricsFile can_be_written(o.metrics, true);  // appends nothing
   return o;
 }
 

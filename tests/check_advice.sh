@@ -56,6 +56,7 @@ pictures() {  # FOLDER SIDE NUMBER: black ones and grey ones, of an own class ea
 
 # ---- options of every training program -------------------------------------------------------------------------------
 advice 'add --memory-budget, say --memory-budget' $train --swap recompute -- $train --swap recompute --memory-budget {}
+advice 'the smallest that would do is --memory-budget' $train --memory-budget 100K -- $train --memory-budget {}
 advice 'add --val, say --val' $build/fashion_mnist --data $pictures --model mlp --epochs 1 --patience 2 -- \
   $build/fashion_mnist --data $pictures --model mlp --epochs 1 --patience 2 --val {}
 advice 'add --metrics' $train --log-every 5 -- $train --log-every 5 --metrics "$there/advised.jsonl"
@@ -63,6 +64,8 @@ advice 'name a checkpoint with' $train --evaluate -- $train --checkpoint "$there
 says 0 'test accuracy' $train --evaluate --resume "$there/saved"
 says 2 'was saved with --optimizer sgd' $train --optimizer adam --resume "$there/saved"
 says 0 'nothing is left to do' $train --optimizer sgd --resume "$there/saved"
+advice 'a minibatch of 8 needs --memory-budget' $build/tune --data synthetic --data-set fashion-mnist --model mlp --threads 1 --memory-budget 1M \
+  --batches 8 -- $build/tune --data synthetic --data-set fashion-mnist --model mlp --threads 1 --memory-budget {} --batches 8
 advice 'say --optimizer' $build/tune --data synthetic --data-set fashion-mnist --model mlp --threads 1 --memory-budget 100M --batches 32 \
   --rate-rule lars -- $build/tune --data synthetic --data-set fashion-mnist --model mlp --threads 1 --memory-budget 100M --batches 32 \
   --rate-rule lars --optimizer {} --lr 1
@@ -101,7 +104,8 @@ advice 'say how long a step takes too: --pace' $run --slow 1:2 $train --stop-aft
 advice 'as in --slow' $run --pace 5 --slow 3 $train --stop-after 2 -- $build/tandem-run -n 4 --pace 5 --slow {} $train --stop-after 2
 advice 'a rank come back (--strategy' $run --restart 1 $train --stop-after 2 -- $run --restart 1 --strategy {} $train --stop-after 2
 advice 'such as --strategy' $run --servers 1 --strategy local-sgd:4 $train -- $run --servers 1 --strategy {} $train
-advice 'leave it out, or choose' $run --strategy local-sgd:4 $train --sync-bn -- $run --strategy {} $train --sync-bn
+normed="$build/fashion_mnist --data $pictures --model smallcnn-bn --val 5000 --epochs 1 --batch 50 --stop-after 2 --sync-bn"
+advice 'leave it out, or choose' $run --strategy local-sgd:4 $normed -- $run --strategy {} $normed
 advice 'Choose --optimizer' $run --strategy ddc-asgd $train --optimizer adamw -- $run --strategy ddc-asgd $train --optimizer {}
 advice 'start as many on every host' $build/tandem-run -n 3 --hosts-as 2 --strategy hybrid $train -- \
   $build/tandem-run -n 4 --hosts-as 2 --strategy hybrid $train

@@ -15,6 +15,11 @@ short() {
 
 # ---- What they print -------------------------------------------------------------------------------------------------
 says 0 'dy/dw = [200, 4000]' "$build/first_gradient"
+for bench in memory shared; do
+  [ -x "$build/bench_$bench" ] || continue
+  says 0 'reads "for SECONDS" from stdin' "$build/bench_$bench" --help
+  says 2 'unknown option --bogus' "$build/bench_$bench" --bogus
+done
 says 0 'refused: ' "$build/first_gradient"
 says 0 'gradient agrees' "$build/new_op"
 for program in first_gradient perceptron mlp lenet resnet new_op own_loop own_optimizer own_callback own_dataset own_strategy tabular fashion_mnist cifar10 train tune airbench; do
@@ -41,6 +46,19 @@ if command -v curl >/dev/null || command -v wget >/dev/null; then
 fi
 short 2 'cannot be written' --metrics "$there/no/such/folder"
 echo 'a table' >"$there/table"
+for option in metrics trace dot export-torch export-onnx tensorboard; do
+  for place in "$there/table/file" /proc/none; do short 2 "--$option $place: cannot be written: " --$option "$place"; done
+  [ $option = tensorboard ] || short 2 "--$option $there: cannot be written: " --$option "$there"
+done
+for option in import-torch resume; do
+  for more in '' --evaluate; do short 2 "--$option $there/table: its first 8 bytes promise" --$option "$there/table" $more; done
+  short 2 "--$option $there/none: " --$option "$there/none"
+done
+for option in exact-conv sync-bn; do short 2 "--$option: this model has no" --$option; done
+short 2 'leave one of them out' --memory-budget 1G --swap recompute --scratch "$there"
+short 0 'warning: --partition divides nothing on one rank' --partition equal
+says 0 'warning: --sync-bn has no effect on one rank' "$build/fashion_mnist" --data "$pictures" --model smallcnn-bn --stop-after 1 --sync-bn
+"$build/simulate" --help | grep -E -- '--resume|ranks|adamw|Nesterov' && complain "simulate --help tells of options that it has not"
 short 2 'holds something else than metrics' --metrics "$there/table"
 [ "$(cat "$there/table")" = 'a table' ] || complain "a file that held no metrics was written to"
 
@@ -63,6 +81,8 @@ says 2 'holds something else than metrics' $tune --memory-budget 20971520 --batc
 cp "$there/tune.jsonl" "$there/before.jsonl"
 says 2 'too small: a minibatch of 8 needs' $tune --memory-budget 1M --metrics "$there/tune.jsonl"
 cmp -s "$there/tune.jsonl" "$there/before.jsonl" || complain "a tune that was refused changed the file of an earlier one"
+says 2 '--metrics /proc/none: cannot be written' $tune --memory-budget 1G --metrics /proc/none
+grep -q 'gradient noise' "$there/out" && complain "tune finds out at its end that its file cannot be written"
 says 2 'say --optimizer lars' $tune --rate-rule lars
 says 0 '--batch auto: ' "$build/train" --data synthetic --data-set fashion-mnist --model mlp --epochs 1 --val 55000 --batch auto --memory-budget 30M
 says 2 '--batch auto: expected a whole number' "$build/fashion_mnist" --data synthetic --batch auto

@@ -82,6 +82,9 @@ says 2 'choose all-reduce, ' "$build/tandem-run" -n 2 --strategy half-weigh "$bu
 says 2 'is for a parameter server' "$build/tandem-run" -n 2 --servers 1 --strategy half-way "$build/own_strategy" --data synthetic
 says 124 '(SIGTERM)' timeout -s TERM 3 "$build/tandem-run" -n 2 --strategy half-way "$build/own_strategy" --data synthetic --model lenet5 --epochs 100000
 says 2 'it has no statistics over all ranks' "$build/tandem-run" -n 2 --strategy local-sgd:8 "$build/fashion_mnist" --data synthetic --sync-bn
+says 2 'this model has no batch norm' "$build/tandem-run" -n 2 $(train) --sync-bn
+says 2 '--ssh is for ranks on several hosts' "$build/tandem-run" -n 2 --ssh rsh $(train)
+says 2 '--port is for ranks on several hosts' "$build/tandem-run" -n 2 --port 29500 $(train)
 # What two ranks began three go on with, and then one.
 says 0 'test accuracy' "$build/tandem-run" -n 2 $(train) --batch 48 --checkpoint "$there/run"
 long=$(train | sed 's/--epochs 1/--epochs 2/')
@@ -97,6 +100,7 @@ if command -v torchrun >/dev/null; then
   says 0 '2 ranks, all-reduce' torchrun --standalone -r 1 -t 1 --nproc_per_node 2 --no_python $(train)
 fi
 says 0 '3 ranks:' "$build/tandem-run" -n 3 --check
+says 0 '1 rank:' "$build/tandem-run" -n 1 --check
 
 # ---- what is refused -------------------------------------------------------------------------------------------------
 says 2 'unknown option --modle' "$build/tandem-run" -n 3 "$build/fashion_mnist" --modle x

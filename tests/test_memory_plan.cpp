@@ -34,7 +34,7 @@ int from_environment(const char* name, int otherwise) {
 // The budget that the refusal names which `run` throws; 0: it throws none.
 std::size_t named_budget(const std::function<void()>& run) {
   const std::string text = error_of<UsageError>(run);
-  return text.empty() ? 0 : std::stoull(text.substr(text.find('(', text.find("smallest")) + 1));
+  return text.empty() ? 0 : std::stoull(text.substr(text.find_first_of("0123456789", text.find("smallest"))));
 }
 
 // Makes the pass a step of the plan; without a plan, just so.

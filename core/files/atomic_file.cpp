@@ -22,8 +22,7 @@ AtomicFile::AtomicFile(const fs::path& path) : given_(path) {
   if (fs::exists(status) && !fs::is_regular_file(status))
     refuse(given_.string(), ": cannot be written: it is ", fs::is_directory(status) ? "a folder" : "not a regular file",
            "; name a file");
-  temporary_ = path_;
-  temporary_ += '.' + std::to_string(getpid()) + ".tmp";
+  temporary_ = path_.string() + "." + std::to_string(getpid()) + ".tmp";
   descriptor_ = open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
   if (descriptor_ < 0) refuse(given_.string(), ": ", cannot_write(temporary_.string(), errno));
 }
@@ -35,8 +34,7 @@ AtomicFile::~AtomicFile() {
 }
 
 void AtomicFile::give_up(const char* what, int error) {
-  if (descriptor_ >= 0) close(descriptor_);
-  descriptor_ = -1;
+  if (descriptor_ >= 0) close(std::exchange(descriptor_, -1));
   unlink(temporary_.c_str());
   std::error_code ignored;
   fail(given_.string(), ": ", what, ": ", std::strerror(error),
@@ -58,14 +56,12 @@ void AtomicFile::write(const void* bytes, std::size_t count) {
 void AtomicFile::commit() {
   require(descriptor_ >= 0, given_.string(), ": finished twice");
   if (fsync(descriptor_) != 0) give_up("could not be written through to the disk", errno);
-  int descriptor = std::exchange(descriptor_, -1);
-  if (close(descriptor) != 0) give_up("could not be written", errno);
+  if (close(std::exchange(descriptor_, -1)) != 0) give_up("could not be written", errno);
   if (rename(temporary_.c_str(), path_.c_str()) != 0) give_up("could not be put in place", errno);
   // The folder has the new name, but is not on the disk yet. Not every file system supports fsync of a folder.
-  int folder = open(path_.has_parent_path() ? path_.parent_path().c_str() : ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (folder < 0) return;
-  fsync(folder);
-  close(folder);
+  const std::string folder = path_.has_parent_path() ? path_.parent_path().string() : ".";
+  if (const FileDescriptor opened(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)); opened.number >= 0)
+    fsync(opened.number);
 }
 
 }  // namespace tandem

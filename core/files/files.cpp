@@ -22,13 +22,12 @@ void write_file(const std::string& path, std::string_view text) {
 }
 
 std::string read_file(const std::string& path) {
+  errno = 0;
   const OpenFile file = open_file(path, "r");
-  if (!file) refuse(path, ": cannot be read: ", std::strerror(errno));
   std::string text;
   char part[1 << 16];
-  errno = 0;
-  for (std::size_t n; (n = std::fread(part, 1, sizeof part, file.get())) > 0;) text.append(part, n);
-  if (std::ferror(file.get())) refuse(path, ": cannot be read: ", std::strerror(errno));
+  for (std::size_t n; file && (n = std::fread(part, 1, sizeof part, file.get())) > 0;) text.append(part, n);
+  if (!file || std::ferror(file.get())) refuse(path, ": cannot be read: ", std::strerror(errno));
   return text;
 }
 
@@ -65,12 +64,17 @@ void check_replaceable(const std::string& option, const std::string& path, std::
     refuse(option, " ", path, ": is there and holds something else than ", kind, ": choose another name");
 }
 
+void check_output(const std::string& option, const std::string& path, std::string_view mark, const std::string& kind) {
+  if (path.empty()) return;
+  check_replaceable(option, path, mark, kind);
+  for_option(option, [&] { AtomicFile without_commit(path); });
+}
+
 // /proc/locks: "1: FLOCK  ADVISORY  WRITE 24280 fe:00:10952785 0 EOF".
 static std::string holder_of(int descriptor) {
   struct stat s {};
   fstat(descriptor, &s);
-  std::string inode = ":";
-  inode += std::to_string(s.st_ino);
+  const std::string inode = std::string(":") + std::to_string(s.st_ino);
   std::ifstream locks("/proc/locks");
   for (std::string number, kind, advisory, mode, process, place, rest;
        locks >> number >> kind >> advisory >> mode >> process >> place && std::getline(locks, rest);)

@@ -24,6 +24,7 @@
 #include <sstream>
 #include <utility>
 
+#include "core/files/atomic_file.h"
 #include "core/files/files.h"
 #include "core/team.h"
 #include "core/text.h"
@@ -42,7 +43,7 @@ using namespace tandem;
 namespace {
 
 struct Command {
-  int ranks = 0;
+  int ranks = 0;  // of all hosts, once these are known
   std::string host_list, host_file;
   std::vector<Host> hosts;  // from one of these three; {"", n}: this host
   std::string ssh = "ssh", pace, slow;
@@ -135,12 +136,14 @@ Command parse(int argc, char** argv) {
   if (!c.host_list.empty())
     c.hosts = hosts_in_list(c.host_list);
   else if (!c.host_file.empty())
-    c.hosts = hosts_in_text(read_file(c.host_file), c.host_file);
+    c.hosts = for_option("--hostfile", [&] { return hosts_in_text(read_file(c.host_file), c.host_file); });
   else
     c.hosts = {{"", std::max(c.ranks, 1)}};
-  int ranks = 0;
-  for (const Host& h : c.hosts) ranks += h.slots;
-  StragglerEmulation::parse(c.pace, c.slow, ranks);
+  if (c.host_list.empty() && c.host_file.empty() && (c.port || c.ssh != "ssh"))
+    refuse(c.port ? "--port" : "--ssh", " is for ranks on several hosts: name them with -H or --hostfile");
+  c.ranks = 0;
+  for (const Host& h : c.hosts) c.ranks += h.slots;
+  StragglerEmulation::parse(c.pace, c.slow, c.ranks);
   std::string strategy = variable("TANDEM_STRATEGY");
   if (c.servers >= 0) strategy = with_option(strategy, "servers", std::to_string(c.servers));
   if (!c.pace.empty()) strategy = with_option(strategy, "pace", c.pace);
@@ -259,13 +262,8 @@ class Launch {
 
  private:
   void start_all() {
-    int size = 0;
-    std::string host_list;
-    for (const Host& h : c_.hosts) {
-      size += h.slots;
-      host_list +=
-          (host_list.empty() ? "" : ",") + (h.name.empty() ? host_name() : h.name) + ":" + std::to_string(h.slots);
-    }
+    const auto host_of = [](const Host& h) { return h.name.empty() ? host_name() : h.name; };
+    const auto slots_of = [&](const Host& h) { return host_of(h) + ":" + std::to_string(h.slots); };
     job_ = hex(random_bytes(8));
     const std::string strategy = variable("TANDEM_STRATEGY");
     const bool stops = c_.on_failure == "stop";
@@ -286,7 +284,7 @@ class Launch {
     // another host needs it.
     if (!here_only() && variable("TANDEM_TOKEN").empty()) setenv("TANDEM_TOKEN", hex(random_bytes(32)).c_str(), 1);
     setenv("TANDEM_JOB", job_.c_str(), 1);
-    setenv("TANDEM_HOSTS", host_list.c_str(), 1);
+    setenv("TANDEM_HOSTS", joined(c_.hosts, ",", slots_of).c_str(), 1);
     // The ranks report lost connections themselves, with names. UCX reads this variable when it is loaded.
     setenv("UCX_LOG_LEVEL", "fatal", 0);
     // Ranks that share cores also divide the threads, and waiting threads do not spin.
@@ -300,9 +298,9 @@ class Launch {
         r.number = int(ranks_.size()) - 1;
         r.local = local;
         r.place = h;
-        r.host = h.name.empty() ? host_name() : h.name;
+        r.host = host_of(h);
         r.set = {{"RANK", std::to_string(r.number)},
-                 {"WORLD_SIZE", std::to_string(size)},
+                 {"WORLD_SIZE", std::to_string(c_.ranks)},
                  {"LOCAL_RANK", std::to_string(local)},
                  {"LOCAL_WORLD_SIZE", std::to_string(h.slots)}};
         if (!here_only()) {
@@ -547,7 +545,7 @@ void check_rank() {
               c->traffic().transport.c_str());
   std::fflush(stdout);
   c->barrier().wait();
-  if (c->rank() == 0) std::printf("%d ranks: 1 MiB all-reduced in %.2f ms\n", c->size(), each * 1e3);
+  if (c->rank() == 0) std::printf("%s: 1 MiB all-reduced in %.2f ms\n", counted(c->size(), "rank").c_str(), each * 1e3);
 }
 
 }  // namespace

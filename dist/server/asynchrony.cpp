@@ -72,7 +72,9 @@ std::string Asynchrony::options(const std::string& name) {
 }
 
 void Asynchrony::check_workers(const std::string& name, int workers) const {
-  if (quorum > workers) refuse(name, ": there are ", workers, " workers: choose a quorum of as many or fewer");
+  if (quorum > workers)
+    refuse(name, ": there ", workers == 1 ? "is " : "are ", counted(workers, "worker"),
+           ": choose a quorum of as many or fewer");
 }
 
 std::string Asynchrony::text() const {
@@ -88,7 +90,7 @@ std::string Asynchrony::text() const {
 // ---- checks ---------------------------------------------------------------------------------------------------------
 void check_servers(int servers, int ranks) {
   if (servers < 0 || servers >= ranks)
-    refuse("--servers ", servers, ": there are ", ranks, " ranks, and one at least must train");
+    refuse("--servers ", servers, ": of ", counted(ranks, "rank"), " one at least must train");
 }
 
 const SGDOptions& served_sgd(const Optimizer& optimizer, const Asynchrony& how) {

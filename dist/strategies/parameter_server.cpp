@@ -23,7 +23,7 @@ std::string described(const Parts& parts, int worker) {
   std::vector<std::string> classes;
   for (std::size_t c = 0; c < parts.pictures[worker].size(); c++)
     if (parts.pictures[worker][c] > 0) classes.push_back(std::to_string(c));
-  return "its " + std::to_string(parts.of(worker)) + " pictures, of classes " + listed(classes);
+  return "its " + counted(parts.of(worker), "picture") + ", of classes " + listed(classes);
 }
 
 class ParameterServer : public Strategy {

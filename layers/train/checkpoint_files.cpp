@@ -80,7 +80,7 @@ RunPosition CheckpointFiles::load(const Training& training, const Settings& sett
                                   std::vector<std::string>& differences) const {
   RunPosition at;
   try {
-    at = load_checkpoint(from_, training, settings, &differences);
+    at = for_option("--resume", [&] { return load_checkpoint(from_, training, settings, &differences); });
   } catch (const UsageError& e) {
     if (!automatic_) throw;
     const bool damaged = from_ == last() && !is_whole(last()) && is_whole(best());
@@ -88,10 +88,10 @@ RunPosition CheckpointFiles::load(const Training& training, const Settings& sett
                      (damaged ? "; to go on with " + best() + " remove " + last() : ""));
   }
   for (const std::string& d : differences)
-    if (d.starts_with("partition ")) refuse(from_, ": the ", d, ": resume it with the same --partition and workers");
+    if (d.starts_with("partition ")) refuse("--resume ", from_, ": the ", d, ": give the same --partition and workers");
   if (at.batch > 0 && at.batches != per_epoch)
-    refuse(from_, ": was saved at batch ", at.batch, " of ", at.batches, ", and an epoch has ", per_epoch,
-           " batches now: resume it with the same data, and the same batch over all ranks");
+    refuse("--resume ", from_, ": was saved at batch ", at.batch, " of ", at.batches, ", and an epoch has ", per_epoch,
+           " now: resume it with the same data, and the same batch over all ranks");
   if (!training.flat.backend().deterministic())
     differences.push_back("convolution algorithms are chosen by timing (--deterministic: by rule)");
   return at;

@@ -136,9 +136,7 @@ Tuned tune_for(const RunConfig& o, const Dataset& data, Backend& backend, const 
   const std::int64_t pictures = std::max<std::int64_t>(1, data.train.count() / t.tuner.exchange.ranks);
   t.tuner.most = t.tuner.most > 0 ? std::min(t.tuner.most, pictures) : pictures;
   for (std::int64_t b : t.tuner.batches)
-    if (b > pictures)
-      refuse("a minibatch of ", b, ": there are ", data.train.count(), " pictures for ", t.tuner.exchange.ranks,
-             " ranks");
+    if (b > pictures) refuse("a minibatch of ", b, ": there are ", pictures, " pictures for each rank");
   const std::int64_t first = request.simulated ? 2 : 16;
   const RecordedStep small = record_step(w, first, backend, clock(), request.simulated ? 1 : 5);
   const RecordedStep large = record_step(w, 2 * first, backend, clock(), request.simulated ? 1 : 5);

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstdio>
 
+#include "core/files/atomic_file.h"
 #include "layers/export/torch_weights.h"
 #include "layers/train/run.h"
 #include "layers/train/step_graph.h"
@@ -16,11 +17,11 @@ FitReport evaluate_only(Module& model, const Task& task, Backend& backend, const
   if (!data.test) refuse("--evaluate: there are no test pictures");
   FlatParameters flat(model, backend, options.seed);
   auto warn = [](const std::string& text) { std::fprintf(stderr, "warning: %s\n", text.c_str()); };
-  if (options.resume.empty()) {
-    import_torch(model, backend, picture_of(*data.test), options.import_export.import_torch);
+  if (const std::string& torch = options.import_export.import_torch; options.resume.empty()) {
+    for_option("--import-torch", [&] { import_torch(model, backend, picture_of(*data.test), torch); });
   } else {
     const std::string file = CheckpointFiles("", options.resume, false).from();
-    load_weights(file, flat);
+    for_option("--resume", [&] { load_weights(file, flat); });
     Settings seen;  // the settings that determine the pictures
     for (const auto& [name, value] : data.test->description())
       if (name == "mean" || name == "std" || name == "classes") seen.push_back({name, value});

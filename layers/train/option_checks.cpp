@@ -54,6 +54,8 @@ void check_options_agree(const RunConfig& o) {
        "--lr-scale goes with --batch-per-rank: --batch is the same on any number of ranks, and so is --lr"},
       {(o.given.count("--swap") || o.given.count("--scratch")) && o.memory_budget == 0,
        "--swap and --scratch say how a budget of memory is kept: add --memory-budget, say --memory-budget 4G"},
+      {o.given.count("--scratch") && (o.swap == SwapMode::recompute || o.swap == SwapMode::off),
+       "--scratch is for tensors that are swapped, and --swap recompute and off swap none: leave one of them out"},
       {o.evaluate && o.memory_budget > 0, "--evaluate saves nothing for backward: it has no use for --memory-budget"},
       {o.patience > 0 && o.val == 0, "--patience needs validation pictures: add --val, say --val 5000"},
       {o.mixup > 0 && (o.batch_per_rank ? o.batch_per_rank : o.batch) == 1,

@@ -38,9 +38,8 @@ void channels(Rows& t, const std::string& name, std::vector<float>& field, float
 void training(Rows& t, RunConfig& o) {
   t.text("--model", o.model, model_names(), program, check_model_name);
   t.number("--epochs", o.epochs, 1, large, "passes over the training pictures", in_fit);
-  OptionSpec& batch =
-      t.number("--batch", o.batch, 1, large,
-               "pictures per step, shared by the ranks (under an asynchronous strategy: per push)", program);
+  OptionSpec& batch = t.number("--batch", o.batch, 1, large,
+                               "pictures per step in all, or per push of an asynchronous worker", program);
   if (o.chooses_batch) {
     batch.help += "; auto: the fastest within the memory, with --lr matched to it";
     batch.set = [&o, whole = batch.set](const std::string& v) { v == "auto" ? void(o.batch = 0) : whole(v); };
@@ -56,11 +55,10 @@ void training(Rows& t, RunConfig& o) {
   t.text("--schedule", o.schedule, "constant, cosine, one-cycle, step:30:0.1, step:100,150:0.1, warmup:5+…", program,
          Schedule::parse);
   t.choice("--optimizer", o.optimizer, {"sgd", "lars", "adamw", "adam", "rmsprop"},
-           "sgd, lars, adamw, adam or rmsprop (--lr of the last three is 0.001 if not given)");
-  t.number("--momentum", o.momentum, 0, 0.9999,
-           "momentum (with sgd in Nesterov's form; beta1 of adamw and adam; 0: none, rmsprop's default)", program);
-  t.number("--weight-decay", o.weight_decay, 0, 1,
-           "weight decay, not on biases and batch norm (default of adamw 0.01, of adam and rmsprop 0)", program);
+           "sgd (momentum is Nesterov's), lars, adamw, adam (momentum is beta1) or rmsprop; the last three by default: "
+           "rate 0.001, decay 0.01, 0 and 0, rmsprop no momentum");
+  t.number("--momentum", o.momentum, 0, 0.9999, "momentum (0: none)", program);
+  t.number("--weight-decay", o.weight_decay, 0, 1, "weight decay, not on biases and batch norm", program);
   t.number("--label-smoothing", o.label_smoothing, 0, 0.999, "share of the target spread over all classes", program);
   t.number("--clip", o.clip, 0, 1e9, "largest gradient norm (0: no clipping)");
   t.number("--ema", o.ema, 0, 0.99999, "decay of an average of the weights, which is then evaluated (0: none)", in_fit);
@@ -101,7 +99,7 @@ void machine(Rows& t, RunConfig& o) {
   // More threads than cores only wait for each other; the bound catches typing errors.
   const int most = 4 * std::max(1, int(std::thread::hardware_concurrency()));
   t.number("--threads", o.threads, 0, most,
-           "threads of the CPU backend (0: OMP_NUM_THREADS, else the cores it may use, or a rank's share of them)", {},
+           "threads of the CPU backend (0: OMP_NUM_THREADS, else this process's share of the cores)", {},
            " (four per core)");
 }
 
@@ -123,15 +121,15 @@ void schedule_of_run(Rows& t, RunConfig& o) {
          "folder for last.safetensors (every epoch, and when stopped) and best.safetensors");
   t.text(
       "--resume", o.resume,
-      "continue from a checkpoint, or from the last one in a folder; auto: from the one in --checkpoint, if it exists");
+      "continue from a checkpoint, or from the last one in a folder, and append to the metrics; auto: from the one in "
+      "--checkpoint, if it exists");
   t.number("--stop-after", o.stop_after, 0, large, "stop after this step of the run (0: never)");
   t.flag("--evaluate", o.evaluate, true,
          "do not train; print the test accuracy of the weights of --resume or --import-torch");
 }
 
 void reports(Rows& t, RunConfig& o) {
-  t.text("--metrics", o.metrics,
-         "file for metrics, one JSON object a line; replaces an existing file; --resume appends");
+  t.text("--metrics", o.metrics, "file for metrics, one JSON object a line; replaces an existing file");
   t.number("--log-every", o.log_every, 0, large, "steps between two step lines in the metrics (0: no step lines)");
   t.flag("--summary", o.profiler.summary, true, "print the table of modules first");
   t.text("--dot", o.profiler.dot, "file for a picture of the tape (render it with dot -Tsvg)");

@@ -22,7 +22,7 @@ bool adaptive(const std::string& optimizer) {
 
 int cuda_index(const std::string& device) {  // of "cuda:1"
   const auto index = parsed<int>(device.substr(5));
-  if (!index || *index < 0 || *index > 1023) refuse("--device ", device, ": expected cuda or cuda:INDEX, from 0");
+  if (!index || *index < 0 || *index > 1023) fail("expected cuda or cuda:INDEX, from 0");
   return *index;
 }
 
@@ -93,8 +93,6 @@ std::unique_ptr<Backend> make_backend(const RunConfig& o) {
     else
       backend = cuda_backend(o.device == "cuda" ? device_of_rank(local_rank_from_environment(), cuda_devices())
                                                 : cuda_index(o.device));
-  } catch (const UsageError&) {
-    throw;
   } catch (const Error& e) {
     refuse("--device ", o.device, ": ", e.what());
   }
@@ -127,15 +125,12 @@ int run_program(int argc, char** argv, const std::function<void()>& body) {
     if (std::fflush(stdout) != 0 || std::ferror(stdout))
       fail("standard output could not be written: ", errno ? std::strerror(errno) : "an earlier line was lost");
     return stopping_signal() ? 128 + stopping_signal() : 0;
-  } catch (const UsageError& e) {
-    say(e.what());
-    return 2;
   } catch (const std::bad_alloc&) {
     say("out of memory");
     return 1;
   } catch (const std::exception& e) {
     say(e.what());
-    return 1;
+    return dynamic_cast<const UsageError*>(&e) ? 2 : 1;
   }
 }
 

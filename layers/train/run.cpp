@@ -5,6 +5,7 @@
 
 #include "core/backend.h"
 #include "core/clock.h"
+#include "core/files/atomic_file.h"
 #include "layers/export/torch_weights.h"
 
 namespace tandem {
@@ -69,7 +70,7 @@ Run::Run(Module& given_model, const Task& given_task, Optimizer& given_optimizer
       if_not_finite_(optimizer.if_not_finite, IfNotFinite::wait),
       sums_(backend) {
   if (const std::string& file = options.import_export.import_torch; !file.empty())
-    import_torch(model, backend, picture_of(data.train), file);
+    for_option("--import-torch", [&] { import_torch(model, backend, picture_of(data.train), file); });
   for (const auto& [name, value] : settings)
     if (name == "--model") about["model"] = value;
   rates.given = optimizer.learning_rate();
@@ -94,6 +95,11 @@ Run::~Run() { optimizer.learning_rate(rates.given); }
 FlatMemory Run::prepare() {
   agree(strategy, settings, options, files.resumes());
   strategy.prepare(model, task, {.sync_batch_norm = options.sync_batch_norm});
+  const auto convolves = [](const auto& named) { return named.second->shape.rank() == 4; };  // its weight
+  if (options.exact_conv && std::ranges::none_of(model.parameters(), convolves))
+    refuse("--exact-conv: this model has no convolution: leave the option out");
+  if (options.sync_batch_norm && model.buffers().empty())
+    refuse("--sync-bn: this model has no batch norm: leave the option out");
   return strategy.memory();
 }
 

@@ -37,10 +37,10 @@ void require_memory(Module& model, const Batch& batch) {
   const std::int64_t pictures = images.size(0), fits = m.fits();
   if (m.left == unknown || pictures <= fits) return;
   const auto held = images.backend().memory().statistics();
-  refuse("a step on ", pictures, " pictures needs ", readable_bytes(double(m.per_picture) * double(pictures)), " (",
-         readable_bytes(double(m.per_picture)), " for activations and gradients of each picture), and ",
-         readable_bytes(double(m.left)), " of ", images.backend().memory().name(), " are left beside ",
-         by_use(held.live),
+  refuse("a step on ", counted(pictures, "picture"), " needs ",
+         readable_bytes(double(m.per_picture) * double(pictures)), " (", readable_bytes(double(m.per_picture)),
+         " for activations and gradients of each picture), and ", readable_bytes(double(m.left)), " of ",
+         images.backend().memory().name(), " are left beside ", by_use(held.live),
          fits > 0 ? ": a --batch of " + std::to_string(fits) + " fits (--accumulate makes steps of several)"
                   : ": not even one picture fits");
 }

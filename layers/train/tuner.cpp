@@ -151,8 +151,8 @@ std::vector<TunedBatch> tune(const RecordedStep& small, const RecordedStep& larg
   if (rows.empty()) try_one(most);
   const auto least = std::min_element(rows.begin(), rows.end(), [](auto& a, auto& b) { return a.least < b.least; });
   if (std::none_of(rows.begin(), rows.end(), [](auto& r) { return r.fits(); }))
-    refuse("a budget of ", readable_bytes(double(o.budget)), " is too small: a minibatch of ", least->batch, " needs ",
-           readable_bytes(double(least->least)));
+    refuse("a budget of ", readable_bytes(double(o.budget)), " is too small: a minibatch of ", least->batch,
+           " needs --memory-budget ", least->least);
   return rows;
 }
 

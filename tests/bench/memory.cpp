@@ -1,9 +1,7 @@
 // One way of training within a budget of memory, for tests/bench/memory.py, which alternates several and prints the
 // table. The step: forward, cross-entropy, backward and SGD with momentum on one fixed batch.
 //
-//   build/bench_memory [--model resnet110] [--batch 128] [--threads 2] [--budget BYTES] [--swap
-//   auto|swap|recompute|off] [--accumulate K]
-//                      [--scratch FOLDER]
+//   build/bench_memory [OPTIONS]     (--help)
 //
 // Without --budget nothing is planned, only counted. Reads "for SECONDS" from stdin, runs steps for so long and answers
 // with a line of JSON: seconds of a step, the forecast and what was measured, peaks of the allocator and of resident
@@ -16,6 +14,7 @@
 #include "core/backend.h"
 #include "layers/models/models.h"
 #include "layers/optim/optimizer.h"
+#include "layers/train/options.h"
 #include "tests/bench/timing.h"
 
 using namespace tandem;
@@ -23,24 +22,26 @@ using namespace tandem;
 namespace {
 
 struct Arguments {
-  std::map<std::string, std::string> given;
-  Arguments(int n, char** words) {
-    for (int i = 1; i + 1 < n; i += 2) given[words[i]] = words[i + 1];
-  }
-  std::string text(const std::string& name, const std::string& otherwise) const {
-    const auto found = given.find(name);
-    return found == given.end() ? otherwise : found->second;
-  }
-  std::size_t whole(const std::string& name, std::size_t otherwise) const {
-    return std::stoull(text(name, std::to_string(otherwise)));
+  std::string model = "resnet110", scratch;
+  std::int64_t batch = 128, accumulate = 1;
+  int threads = 2;
+  std::size_t budget = 0;
+  SwapMode swap = SwapMode::automatic;
+
+  Arguments(int count, char** words) {
+    OptionRows own;
+    own.text("--model", model, "one of " + model_names(), {}, check_model_name);
+    own.number("--batch", batch, 1, OptionRows::large, "pictures of a step");
+    own.number("--threads", threads, 0, 1000, "threads (0: all)");
+    own.number("--budget", budget, 0, std::size_t{1} << 50, "bytes (0: nothing is planned, only counted)");
+    own.choice("--swap", swap, {SwapMode::automatic, SwapMode::swap, SwapMode::recompute, SwapMode::off},
+               "how the budget is kept: auto, swap, recompute or off");
+    own.number("--accumulate", accumulate, 1, OptionRows::large, "parts of a batch");
+    own.text("--scratch", scratch, "folder for what is swapped");
+    parse_command_line(count, words, "Training within a budget of memory: reads \"for SECONDS\" from stdin.", own.all);
+    if (batch % accumulate) refuse("--batch ", batch, " does not divide into --accumulate ", accumulate, " parts");
   }
 };
-
-SwapMode swap_of(const std::string& word) {
-  for (SwapMode s : {SwapMode::off, SwapMode::automatic, SwapMode::swap, SwapMode::recompute})
-    if (word == name_of(s)) return s;
-  refuse("--swap ", word, ": auto, swap, recompute or off");
-}
 
 struct Training {
   Backend& backend;
@@ -53,7 +54,6 @@ struct Training {
 
   Training(Backend& b, const std::string& name, std::int64_t n, std::int64_t k)
       : backend(b), batch(n), parts(k), model(make_model(name, 10, 3, 32)), flat(*model, b, 1) {
-    require(batch % parts == 0, "--batch ", batch, " does not divide into ", parts, " parts");
     sgd.bind(flat);
     model->train();
     std::vector<double> pixels(std::size_t(batch / parts) * 32 * 32 * 3), classes(std::size_t(batch / parts));
@@ -93,14 +93,13 @@ void answer(const Training& t, double seconds, std::size_t start) {
   std::fflush(stdout);
 }
 
-int run(const Arguments& a) {
-  const auto backend = cpu_backend(int(a.whole("--threads", 2)));
+void run(const Arguments& a) {
+  const auto backend = cpu_backend(a.threads);
   backend->deterministic(true);
-  const std::size_t start = of_this_process("VmRSS:"), budget = a.whole("--budget", 0);
-  Training training(*backend, a.text("--model", "resnet110"), std::int64_t(a.whole("--batch", 128)),
-                    std::int64_t(a.whole("--accumulate", 1)));
-  MemoryPlan plan(*backend, budget ? file_mover(a.text("--scratch", "")) : nullptr,
-                  {.budget = budget ? budget : std::size_t{1} << 50, .swap = swap_of(a.text("--swap", "auto"))});
+  const std::size_t start = of_this_process("VmRSS:"), budget = a.budget;
+  Training training(*backend, a.model, a.batch, a.accumulate);
+  MemoryPlan plan(*backend, budget ? file_mover(a.scratch) : nullptr,
+                  {.budget = budget ? budget : std::size_t{1} << 50, .swap = a.swap});
   training.plan = &plan;
   for (int k = 0; k < 10; k++) training.step();
   answer(training, 0, start);
@@ -112,16 +111,10 @@ int run(const Arguments& a) {
     while (seconds_since(began) < wanted || steps == 0) training.step(), steps++;
     answer(training, seconds_since(began) / steps, start);
   }
-  return 0;
 }
 
 }  // namespace
 
 int main(int count, char** words) {
-  try {
-    return run(Arguments(count, words));
-  } catch (const std::exception& e) {
-    std::fprintf(stderr, "bench_memory: %s\n", e.what());
-    return 2;
-  }
+  return run_program(count, words, [&] { run(Arguments(count, words)); });
 }

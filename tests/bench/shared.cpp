@@ -9,12 +9,13 @@
 #include "datasets/loader.h"
 #include "layers/models/models.h"
 #include "layers/optim/optimizer.h"
+#include "layers/train/options.h"
 
 using namespace tandem;
 
-int main(int argc, char** argv) try {
-  require(argc == 2, "usage: bench_shared MODEL");
-  const std::string name = argv[1];
+namespace {
+
+void run(const std::string& name) {
   auto backend = cpu_backend();
   Dataset data = load_dataset(name.starts_with("resnet") ? "cifar-10" : "fashion-mnist", "synthetic");
   Loader train(data.train, {.batch = 128}, *backend);
@@ -43,8 +44,15 @@ int main(int argc, char** argv) try {
     std::printf("images/s %.0f\n", double(pictures) / seconds_since(begin));
     std::fflush(stdout);
   }
-  return 0;
-} catch (const std::exception& error) {
-  std::fprintf(stderr, "bench_shared: %s\n", error.what());
-  return 1;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return run_program(argc, argv, [&] {
+    std::vector<std::string> models;
+    parse_command_line(argc, argv, "bench_shared MODEL: reads \"for SECONDS\" from stdin", {}, &models);
+    if (models.size() != 1) refuse("which model? bench_shared MODEL");
+    run(models[0]);
+  });
 }

@@ -21,10 +21,8 @@ class Exports : public Callback {
     if (!(files_.export_torch + files_.export_onnx).empty()) picture_ = picture_of(run.data.train);
     // The graph of a model that is divided over ranks is complete only at the end.
     if (!files_.export_onnx.empty() && run.flat.slice().count == 1) onnx_of(run.model, run.backend, picture_);
-    check_replaceable("--export-torch", files_.export_torch, "\"producer\":\"tandem\"", "an earlier export");
-    check_replaceable("--export-onnx", files_.export_onnx, "\x12\x06tandem", "an earlier export");  // producer_name
-    for (const std::string& path : {files_.export_torch, files_.export_onnx})
-      if (!path.empty()) AtomicFile can_be_written(path);
+    check_output("--export-torch", files_.export_torch, "\"producer\":\"tandem\"", "an earlier export");
+    check_output("--export-onnx", files_.export_onnx, "\x12\x06tandem", "an earlier export");  // producer_name
     if (!files_.tensorboard.empty()) events_.emplace(files_.tensorboard);
   }
 

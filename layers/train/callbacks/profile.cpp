@@ -44,11 +44,8 @@ class ShowSteps : public Callback {
     const std::int64_t all = run.last_step - run.position.step;
     options_.steps = std::max<std::int64_t>(1, std::min(options_.steps, all - 1));
     first_ = run.position.step + std::max<std::int64_t>(0, std::min(options_.warm_up, all - options_.steps));
-    if (!options_.dot.empty()) check_replaceable("--dot", options_.dot, "digraph tape", "a picture of a tape");
-    if (!options_.trace.empty() && run.first_rank)
-      check_replaceable("--trace", options_.trace, "began_unix_us", "a trace");
-    for (const std::string& file : {options_.dot, options_.trace})
-      if (!file.empty() && run.first_rank) AtomicFile probe(file);  // without commit() nothing changes
+    check_output("--dot", options_.dot, "digraph tape", "a picture of a tape");
+    if (run.first_rank) check_output("--trace", options_.trace, "began_unix_us", "a trace");
     if (!options_.profile && options_.trace.empty()) return;
     trace_.emplace("tandem", run.strategy.rank());
     for (const char* lane : {"step", "forward", "backward", "optimizer", "evaluation"}) trace_->lane(lane);

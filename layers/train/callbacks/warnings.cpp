@@ -30,12 +30,16 @@ std::vector<std::string> doubts(const Run& run) {
                   " pictures of a batch on each rank: --sync-bn takes all of them (under all-reduce); or a larger "
                   "--batch, or fewer ranks");
   if (run.batch_growth > 1 && steps < few_steps)
-    all.push_back(std::to_string(std::int64_t(steps)) + " steps are few for a batch of " +
-                  std::to_string(run.global_batch) + ": more --epochs, or --batch " + share +
-                  " for the steps of one machine");
+    all.push_back(printed("%s %s few for a batch of %lld: more --epochs, or --batch %s for the steps of one machine",
+                          counted(std::int64_t(steps), "step").c_str(), steps == 1 ? "is" : "are",
+                          static_cast<long long>(run.global_batch), share.c_str()));
   if (options.accumulate > run.batches_per_epoch())
-    all.push_back("--accumulate " + std::to_string(options.accumulate) + ": an epoch has " +
-                  std::to_string(run.batches_per_epoch()) + " batches, so each epoch makes one smaller step");
+    all.push_back(printed("--accumulate %d: an epoch has %lld of these batches, so each epoch makes one smaller step",
+                          options.accumulate, static_cast<long long>(run.batches_per_epoch())));
+  const bool alone = run.strategy.size() == 1;
+  if (alone && options.sync_batch_norm) all.push_back("--sync-bn has no effect on one rank: its batches are whole");
+  if (alone && options.partition != "shared")
+    all.push_back("--partition divides nothing on one rank: it trains on all pictures");
   const Schedule& schedule = run.rates.schedule;
   const double first_change = schedule.milestones.empty() ? schedule.every : schedule.milestones.front();
   if (schedule.kind == Schedule::Kind::step && schedule.warmup + first_change >= options.epochs && options.epochs > 0)
