@@ -352,7 +352,7 @@ void MemoryPlan::check_budget(bool first) {
   accepted_ = steps_ >= 2 * options_.batches;
   if (accepted_ && least_ + data > options_.budget)
     refuse("the memory budget of ", readable_bytes(double(options_.budget)),
-           " is too small for this step: the smallest that would do is --memory-budget ", enough + data,
+           " is too small for this step: the smallest that would do is ", enough + data, " bytes",
            broken_.empty() ? "" : "; nothing can be swapped: " + broken_);
 }
 

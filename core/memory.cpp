@@ -150,7 +150,8 @@ void CachingAllocator::make_room(std::size_t bytes, std::unique_lock<std::mutex>
   refuse("the memory budget of ", readable_bytes(double(statistics_.budget)), " is too small: asked for ",
          readable_bytes(double(bytes)), " (", name_of(memory_use()), ") while ",
          readable_bytes(double(statistics_.live_bytes)), " are in use that cannot leave: ", by_use(statistics_.live),
-         "; at least --memory-budget ", needed(), " would do so far; ", remedy(statistics_.live, memory_use(), bytes));
+         "; at least ", readable_bytes(double(needed())), " (", needed(), " bytes) would do so far; ",
+         remedy(statistics_.live, memory_use(), bytes));
 }
 
 void CachingAllocator::budget(std::size_t bytes, Pressure relieve) {

@@ -56,7 +56,7 @@ pictures() {  # FOLDER SIDE NUMBER: black ones and grey ones, of an own class ea
 
 # ---- options of every training program -------------------------------------------------------------------------------
 advice 'add --memory-budget, say --memory-budget' $train --swap recompute -- $train --swap recompute --memory-budget {}
-advice 'the smallest that would do is --memory-budget' $train --memory-budget 100K -- $train --memory-budget {}
+advice 'the smallest that would do is' $train --memory-budget 100K -- $train --memory-budget {}
 advice 'add --val, say --val' $build/fashion_mnist --data $pictures --model mlp --epochs 1 --patience 2 -- \
   $build/fashion_mnist --data $pictures --model mlp --epochs 1 --patience 2 --val {}
 advice 'add --metrics' $train --log-every 5 -- $train --log-every 5 --metrics "$there/advised.jsonl"

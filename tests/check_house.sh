@@ -11,7 +11,7 @@ while read -r room most; do
   is=$(lines "$room")
   [ "$is" -le "$most" ] || { echo "$room has $is lines of code, more than its ceiling of $most"; wrong=1; }
 done <<'END'
-core 7115
+core 7116
 autograd 3518
 layers 6736
 datasets 2112
