@@ -56,8 +56,6 @@ class Shard {
   };
   template <class T>
   RuleVectors<T> vectors(Worker& worker, const Tensor& gradient) const;
-  template <class T>
-  void apply(Worker& worker, const Tensor& gradient, const Hyper& hyper, const Tensor* into);
   void was_sent(Worker& worker, const Tensor& at);
 
   const Rule& rule_;
