@@ -16,7 +16,7 @@ autograd 3519
 layers 6737
 datasets 2112
 cuda 2706
-dist 12438
+dist 12425
 examples 1134
 examples/course 1200
 tests 23236

@@ -40,17 +40,10 @@ void Shard::was_sent(Worker& w, const Tensor& at) {
   w.version = version_;
 }
 
-const Tensor& Shard::pull(int worker) {
-  Worker& w = workers_[std::size_t(worker)];
-  const Tensor into = w.sent.same_memory(values_) ? Tensor::like(values_) : w.sent;
-  pull(worker, into);
-  return w.sent;
-}
-
-void Shard::pull(int worker, const Tensor& into) {
-  Tensor at = into;
-  std::memcpy(at.raw_write(), values_.raw(), values_.bytes());
-  was_sent(workers_[std::size_t(worker)], at);
+const Tensor& Shard::pull(int worker, const Tensor& into) {
+  std::memcpy(Tensor(into).raw_write(), values_.raw(), values_.bytes());
+  was_sent(workers_[std::size_t(worker)], into);
+  return into;
 }
 
 std::int64_t Shard::push(int worker, const Tensor& gradient, double learning_rate, double momentum,

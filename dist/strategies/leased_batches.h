@@ -125,6 +125,7 @@ class LeasedBatches : public BatchSource {
   }
   void receive(const MachineShare::Step& step) {
     if (step.next_lease > 0) announced_ = std::int64_t(step.next_lease) - 1;
+    look_ahead();
   }
 
  private:

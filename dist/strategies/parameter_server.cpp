@@ -172,8 +172,13 @@ class ParameterServer : public Strategy {
     if (!leased_ && !begun_) begin_exchange(WorkLeases::endless());
     if (leased_) leased_->look_ahead();
     if (round()) return;
+    // Combines the gradients and counts of a machine's ranks.
     MachineShare::Step step = trained();
-    const bool finite = combine(step, loss);
+    step.stops = !machine_.leads() && asked_to_stop();
+    if (leased_) leased_->announce(step);
+    const bool finite = vectors_.combine(step, loss);
+    if (step.stops > 0) stop_requested_ = true;
+    if (leased_) leased_->receive(step);
     if (!goes_on(finite)) return;
     if (!leased_ && !server_node_.lease()) fail("the other ranks have ended");
     push_and_pull(step, finite);
@@ -248,19 +253,6 @@ class ParameterServer : public Strategy {
   }
 
   const std::optional<RoundSteps>& round() const { return options_.round; }  // several steps per push
-
-  // Combines the gradients and counts of a machine's ranks.
-  bool combine(MachineShare::Step& step, const Tensor& loss) {
-    step.stops = !machine_.leads() && asked_to_stop();
-    if (leased_) leased_->announce(step);
-    const bool finite = vectors_.combine(step, loss);
-    if (step.stops > 0) stop_requested_ = true;
-    if (leased_) {
-      leased_->receive(step);
-      leased_->look_ahead();
-    }
-    return finite;
-  }
 
   void begin_exchange(WorkLeases leases) {
     ServerOptions o = options_;
