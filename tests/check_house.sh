@@ -16,7 +16,7 @@ autograd 3518
 layers 6736
 datasets 2112
 cuda 2706
-dist 12481
+dist 12425
 examples 1133
 examples/course 1200
 tests 23236

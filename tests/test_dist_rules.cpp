@@ -144,7 +144,7 @@ std::vector<double> run(const std::string& rule_text, DType dtype, const std::ve
       if (event.push)
         shards[s].push(event.worker, g.slice(cuts[s], cuts[s + 1]), double(0.1f), 0.9);
       else
-        shards[s].pull(event.worker);
+        shards[s].pull(event.worker, Tensor::like(shards[s].values()));
   }
   std::vector<double> ended;
   for (const Shard& s : shards)
@@ -258,7 +258,7 @@ TEST(Rules, OneWorkerIsSGDWithMomentum) {
       sgd.step();
       sent.measure(other.all(), false), sent.check_gradients(nullptr), sent.finish_gradients(other.all());
       shard.push(0, other.gradients, 0.07, 0.9);
-      other.values.copy_from(shard.pull(0));
+      other.values.copy_from(shard.pull(0, Tensor::like(other.values)));
       other.count_writes(other.all());
       ASSERT_EQ(one.values.values(), other.values.values()) << name << ", step " << step;
     }
@@ -272,7 +272,7 @@ TEST(Rules, DanaDcSendsWhereAllMomentumWillHaveBroughtTheWeights) {
   Shard shard(*rule, Tensor::full(*backend, {64}, 1, DType::f64), {RuleBlock{}}, 2);
   const auto push = [&](int worker, double g, double rate) {
     shard.push(worker, Tensor::full(*backend, {64}, g, DType::f64), rate, 0.5);
-    return shard.pull(worker).values()[0];
+    return shard.pull(worker, Tensor::like(shard.values())).values()[0];
   };
   EXPECT_DOUBLE_EQ(push(0, 4, 0.25), 1 - 0.25 * 4 - 0.25 * 0.5 * 4);  // w = 0, u₀ = 4
   EXPECT_DOUBLE_EQ(push(1, 2, 0.25), -0.5 - 0.25 * 0.5 * 6);          // w = −0.5, u₁ = 2
@@ -284,11 +284,11 @@ TEST(Rules, DanaDcSendsWhereAllMomentumWillHaveBroughtTheWeights) {
 // With one worker nothing is late: these are w −= η·g.
 TEST(Rules, OneWorkerIsPlainSGD) {
   auto backend = reference_backend(1);
+  const auto vector = [&](std::uint32_t k) { return Tensor::of(*backend, {n}, drawn(k), DType::f32); };
   const auto trained = [&](const char* name) {
     const auto rule = make_rule(name);
-    Shard shard(*rule, Tensor::of(*backend, {n}, drawn(0), DType::f32), std::vector<RuleBlock>(n / 64), 1);
-    for (std::uint32_t k = 1; k < 9; k++)
-      shard.pull(0), shard.push(0, Tensor::of(*backend, {n}, drawn(k), DType::f32), 0.1, 0.9);
+    Shard shard(*rule, vector(0), std::vector<RuleBlock>(n / 64), 1);
+    for (std::uint32_t k = 1; k < 9; k++) shard.pull(0, vector(0)), shard.push(0, vector(k), 0.1, 0.9);
     return shard.values().values();
   };
   for (const char* name : {"sa-asgd", "delay-adaptive", "rescaled"}) EXPECT_EQ(trained(name), trained("asgd")) << name;

@@ -717,7 +717,7 @@ TEST(Server, ARecordedRunIsRepeatedToTheBit) {
           if (e.push)  // exchange 1 was a pull alone
             shard.push(e.worker, part(gradients[e.worker].at(std::size_t(e.exchange) - 2)), rate(pushes++), o.momentum);
           else
-            shard.pull(e.worker), pulls++;
+            shard.pull(e.worker, Tensor::like(first)), pulls++;
         }
         EXPECT_EQ(pushes, 45);
         EXPECT_EQ(pulls, 45u + 2 * ranks);  // and each worker's first and last
@@ -734,7 +734,7 @@ TEST(Shard, NothingIsKeptOfAWorkerWhoseNumberIsAnothersNow) {
     const auto rule = make_rule(name);
     const Tensor g = Tensor::full(*backend, {64}, 1);
     Shard shard(*rule, Tensor::zeros(*backend, {64}), {RuleBlock{}}, 2);
-    for (int worker : {0, 1, 0}) shard.pull(worker), shard.push(worker, g, 0.1, 0.9);
+    for (int worker : {0, 1, 0}) shard.pull(worker, Tensor::like(g)), shard.push(worker, g, 0.1, 0.9);
     shard.forget(1);
     const std::vector<Tensor> kept = shard.kept();
     const std::size_t shared = rule->keeps().velocity, each = (kept.size() - shared) / 2;  // vectors

@@ -26,6 +26,11 @@ struct RuleVectors {
   T* square_avg = nullptr;            // this worker's running mean of g²
   T* own = nullptr;                   // this worker's velocity
   const RuleBlock* blocks = nullptr;  // one per 64 elements
+
+  RuleVectors from(std::int64_t i) const {  // the elements from i on, a multiple of 64
+    const auto at = [i](auto* vector) { return vector ? vector + i : nullptr; };
+    return {at(w), at(g), at(velocity), at(sent), at(square_avg), at(own), blocks + i / 64};
+  }
 };
 
 struct Hyper {  // values at the time of a push

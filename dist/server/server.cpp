@@ -73,20 +73,18 @@ void ServerNode::begin(Buffer parameters, Buffer buffers, std::vector<RuleBlock>
 std::optional<std::int64_t> ServerNode::lease(const std::function<bool()>& asked_to_stop) {
   const double begin = now();
   bool stops = false;
+  const auto look = [&] {
+    if (!stops && asked_to_stop && (stops = asked_to_stop())) stop();
+  };
+  look();
   holds_ = {};
   wait(
       "a lease", [&] { return over_ || (trains() && next_lease_); },
-      [&] {
-        holds_ = over_ ? std::nullopt : std::exchange(next_lease_, {});
-        lease_count_ = next_count_;
-      },
-      [&] {
-        if (!stops && asked_to_stop && (stops = asked_to_stop())) stop();
-      });
+      [&] { holds_ = over_ ? std::nullopt : std::exchange(next_lease_, {}); }, look);
   waited_ += now() - begin;
   // Requests the next lease now, so that its batch can be prepared meanwhile.
   if (holds_ && !synchronous()) post([this] { worker_->ask_for_lease(); });
-  return holds_;
+  return lease_of(holds_);
 }
 
 void ServerNode::push_part(Buffer gradient, Range part) {
@@ -106,7 +104,7 @@ void ServerNode::push(Buffer gradient, Buffer buffers, std::int64_t samples, con
           "push before the answer to the last one: pull() first");
   worker_->keep_buffers(buffers);
   const Worker::Exchange x{
-      .gradient = gradient.data, .samples = samples, .lease = *std::exchange(holds_, {}), .sums = sums};
+      .gradient = gradient.data, .samples = samples, .lease = std::exchange(holds_, {})->lease, .sums = sums};
   post([this, x] {
     worker_->start(x);
     pushed_at_ = now();
@@ -123,7 +121,7 @@ bool ServerNode::pull(Buffer parameters, Buffer buffers) {
   wait("the answer to a push", [&] { return !waiting_; });
   waited_ += now() - begin;
   worker_->copy_answers(parameters, buffers);
-  return locked([&] { return verdict_; }) == Verdict::taken;
+  return worker_->exchange().verdict == Verdict::taken;
 }
 
 void ServerNode::leave() {
@@ -269,7 +267,7 @@ void ServerNode::run() {
 
 // Only until the run is over: after that it is normal that ranks leave.
 void ServerNode::notify(const std::string& what) const {
-  if (coordinator_ && notify_ && !over_received_) notify_(what);
+  if (coordinator_ && notify_ && !over()) notify_(what);
 }
 std::string ServerNode::data_of(int rank, const std::string& before) const {
   const bool parts = ready_ && layout_->options.data_of && rank < workers();
@@ -292,7 +290,7 @@ double ServerNode::look_around() {  // returns the seconds until the next call
   report_waiting();
   if (coordinator_) look_for_standstill();
   const double every = ready_ ? layout_->options.snapshots : 0;
-  if (every <= 0 || over_received_) return seldom;
+  if (every <= 0 || over()) return seldom;
   if (snapshot_began_ > 0 && !shard_server_->snapshot_under_way()) {  // it takes at most 1/10 of the link's time
     next_snapshot_ = std::max(next_snapshot_, now() + 9 * (now() - snapshot_began_));
     snapshot_began_ = 0;
@@ -353,7 +351,6 @@ void ServerNode::answered(const message::Answer& answer, std::span<std::byte> by
   }
   change([&] {
     waiting_ = false;
-    verdict_ = x.verdict;
     pushes_parts_ = worker_->sends_parts();
   });
   counts_.exchanges++;
@@ -418,17 +415,14 @@ void ServerNode::rejoin() {
 }
 
 // ---- received messages ----------------------------------------------------------------------------------------------
-// The memory for the bytes of a message. Nothing for texts and copies, for messages that arrive before this rank is
-// ready, and for messages that are no longer expected.
+// The memory for the bytes of a push or an answer. Nothing for other messages, for messages that arrive before this
+// rank is ready, and for messages that are no longer expected.
 std::optional<std::span<std::byte>> ServerNode::place(int from, const MessageHeader& header, std::size_t bytes) {
   const Message message = unpacked(header);
   if (bytes == 0 || is_early(from, message)) return {};
-  using Place = std::optional<std::span<std::byte>>;
-  return std::visit(Overloaded{[&](const message::Push& m) { return shard_server_->place(from, m, bytes); },
-                               [&](const message::Answer& m) { return worker_->place(m, bytes); },
-                               [&](const message::Velocity& m) { return worker_->place(m, bytes); },
-                               [](const auto&) { return Place(); }},
-                    message);
+  if (const auto* m = std::get_if<message::Push>(&message)) return shard_server_->place(from, *m, bytes);
+  if (const auto* m = std::get_if<message::Answer>(&message)) return worker_->place(*m, bytes);
+  return {};
 }
 
 // shared: the bytes are the sender's memory; otherwise they are where place() said, or valid only during the call.
@@ -448,7 +442,7 @@ bool ServerNode::is_early(int from, const Message& message) const {
   using namespace message;
   return std::visit(
       [&]<class M>(const M& m) {
-        if constexpr (AboutAShard<M>) {
+        if constexpr (requires { m.shard; }) {
           if (!ready_) return true;
           constexpr bool of_worker = std::is_same_v<M, Push> || std::is_same_v<M, Pull> || std::is_same_v<M, Idle>;
           require(m.shard < layout_->owner.size() && (!of_worker || from < workers()), channel_->where(from),
@@ -483,7 +477,7 @@ void ServerNode::handle(int from, const Message& message, std::span<std::byte> b
 
                  [&](const Answer& m) { answered(m, bytes); },
                  [&](const Velocity& m) {
-                   if (worker_->velocity_arrived(m)) change([&] { velocity_here_ = true; });
+                   if (worker_->velocity_arrived(m, bytes)) change([&] { velocity_here_ = true; });
                  },
                  [&](const CopyWanted& m) { worker_->copy_wanted(from, m.shard); },
 
@@ -509,14 +503,11 @@ void ServerNode::handle(int from, const Message& message, std::span<std::byte> b
                    if (!worker_->awaits(m)) return;
                    change([&] {
                      leases_done_ = std::max(leases_done_.load(), m.leases_done);
-                     if (m.count == 0) return;
-                     next_lease_ = m.lease;
-                     next_count_ = m.count;
+                     if (m.count > 0) next_lease_ = m;
                    });
                  },
                  [&](const Over& m) {
                    report_refusals();
-                   over_received_ = true;
                    change([&] {
                      over_ = true;
                      stopped_ = m.stopped;

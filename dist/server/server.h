@@ -92,11 +92,11 @@ class ServerNode {
   // Waits for the next step of this worker. Nothing: the run is over. A rank that only serves stays in this call. It
   // polls asked_to_stop and calls stop() if that is true.
   std::optional<std::int64_t> lease(const std::function<bool()>& asked_to_stop = {});
-  // Consecutive leases under the number of the last one (WorkLeases).
-  std::int64_t lease_count() const { return lease_count_; }
+  // Consecutive leases under the number of the one that is not pushed yet (WorkLeases); 0: none is drawn.
+  std::int64_t lease_count() const { return holds_ ? holds_->count : 0; }
   // The lease that lease() will return, if it is known; does not wait
   std::optional<std::int64_t> next_lease() const {
-    return locked([&] { return next_lease_; });
+    return locked([&] { return lease_of(next_lease_); });
   }
   // The range [begin, end) of the next pushed gradient is final and must stay unchanged until pull(). It is sent now.
   // If the gradient is not pushed, the next call of ask(), push() or finish() discards the range.
@@ -131,6 +131,9 @@ class ServerNode {
   std::vector<ShardEvent> events();  // of this rank's first shard, if recorded
 
  private:
+  static std::optional<std::int64_t> lease_of(const std::optional<message::LeaseIs>& drawn) {
+    return drawn ? std::optional(drawn->lease) : std::nullopt;
+  }
   struct Waits {
     std::string what = {};  // empty: the training thread works
     double since = 0;
@@ -161,6 +164,9 @@ class ServerNode {
   // ---- the member's thread ------------------------------------------------------------------------------------------
   void run();
   double look_around();
+  bool over() const {
+    return locked([&] { return over_; });
+  }
   void notify(const std::string& what) const;
   std::string data_of(int rank, const std::string& before) const;  // ServerOptions::data_of; empty: none of its own
   void report_refusals() const;
@@ -194,8 +200,7 @@ class ServerNode {
   static constexpr int nobody = -1;
   // Messages, losses and returns that are handled later, in their order, with the rank that sent the message.
   std::vector<std::pair<int, std::function<void()>>> deferred_;
-  bool ready_ = false;  // the owners of the shards are known, and this rank takes part
-  bool over_received_ = false;
+  bool ready_ = false;                   // the owners of the shards are known, and this rank takes part
   std::map<int, std::int64_t> refused_;  // at rank 0: refused leases, by worker
   std::uint64_t generation_ = 0;         // the membership's generation that layout_->owner belongs to
   std::optional<std::pair<std::uint64_t, std::vector<int>>> owners_;  // as sent by rank 0: generation, owners by shard
@@ -206,8 +211,7 @@ class ServerNode {
   bool warned_ = false;   // of the current standstill
 
   // Used by the training thread.
-  std::optional<std::int64_t> holds_;  // a lease
-  std::int64_t lease_count_ = 1;
+  std::optional<message::LeaseIs> holds_;  // until it is pushed
   std::uint64_t gatherings_ = 0;
   double waited_ = 0;  // seconds
 
@@ -216,11 +220,9 @@ class ServerNode {
   std::condition_variable changed_;
   std::deque<std::function<void()>> commands_;                  // for the member's thread
   std::map<std::uint64_t, std::vector<std::string>> gathered_;  // by gathering
-  std::optional<std::int64_t> next_lease_;
-  std::int64_t next_count_ = 1;
+  std::optional<message::LeaseIs> next_lease_;
   std::atomic<bool> pushes_parts_{false};  // Worker::sends_parts(), at the last answer
   bool waiting_ = true;                    // for an answer; begin() requests the first
-  Verdict verdict_ = Verdict::taken;       // of the last exchange that was answered
   bool velocity_here_ = false;
   bool over_ = false, ended_ = false;  // as reported by rank 0, and the next two
   std::atomic<bool> stopped_{false};

@@ -107,11 +107,6 @@ struct Overloaded : F... {
 template <class... F>
 Overloaded(F...) -> Overloaded<F...>;
 
-template <class M>
-concept AboutAShard = requires(const M& m) {
-  m.shard;
-};
-
 // The first word is the kind's number in Message, the others are the struct.
 template <class M>
 MessageHeader packed(const M& m) {

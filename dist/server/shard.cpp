@@ -40,35 +40,10 @@ void Shard::was_sent(Worker& w, const Tensor& at) {
   w.version = version_;
 }
 
-const Tensor& Shard::pull(int worker) {
-  Worker& w = workers_[std::size_t(worker)];
-  const Tensor into = w.sent.same_memory(values_) ? Tensor::like(values_) : w.sent;
-  pull(worker, into);
-  return w.sent;
-}
-
-void Shard::pull(int worker, const Tensor& into) {
-  Tensor at = into;
-  std::memcpy(at.raw_write(), values_.raw(), values_.bytes());
-  was_sent(workers_[std::size_t(worker)], at);
-}
-
-// Works in blocks that stay in a core's cache, so that the copy of the weights to be sent needs no further pass.
-template <class T>
-void Shard::apply(Worker& worker, const Tensor& gradient, const Hyper& hyper, const Tensor* into) {
-  const RuleVectors<T> all = vectors<T>(worker, gradient);
-  if (!into) return rule_.push(all, values_.numel(), hyper);
-  Tensor at = *into;
-  T* out = at.write<T>();
-  const std::int64_t block = rule_.sees_tensors() ? values_.numel() : 8192;
-  for (std::int64_t i = 0; i < values_.numel(); i += block) {
-    const std::int64_t n = std::min(block, values_.numel() - i);
-    auto from = [&](auto* p) { return p ? p + i : nullptr; };
-    rule_.push({from(all.w), from(all.g), from(all.velocity), from(all.sent), from(all.square_avg), from(all.own),
-                all.blocks + i / 64},
-               n, hyper);
-    std::memcpy(out + i, all.w + i, std::size_t(n) * sizeof(T));
-  }
+const Tensor& Shard::pull(int worker, const Tensor& into) {
+  std::memcpy(Tensor(into).raw_write(), values_.raw(), values_.bytes());
+  was_sent(workers_[std::size_t(worker)], into);
+  return into;
 }
 
 std::int64_t Shard::push(int worker, const Tensor& gradient, double learning_rate, double momentum,
@@ -86,10 +61,17 @@ std::int64_t Shard::push(int worker, const Tensor& gradient, double learning_rat
                     version_,
                     int(workers_.size()),
                     last_ ? last_->learning_rate : learning_rate};
-  if (values_.dtype() == DType::f64)
-    apply<double>(w, gradient, hyper, into);
-  else
-    apply<float>(w, gradient, hyper, into);
+  // With `into` in blocks that stay in a core's cache, so that the copy of the weights needs no further pass.
+  dispatch_wide(values_.dtype(), "a shard", [&]<class T> {
+    const RuleVectors<T> all = vectors<T>(w, gradient);
+    T* out = into ? Tensor(*into).write<T>() : nullptr;
+    const std::int64_t length = values_.numel(), block = out && !rule_.sees_tensors() ? 8192 : length;
+    for (std::int64_t i = 0; i < length; i += block) {
+      const std::int64_t n = std::min(block, length - i);
+      rule_.push(all.from(i), n, hyper);
+      if (out) std::memcpy(out + i, all.w + i, std::size_t(n) * sizeof(T));
+    }
+  });
   version_++;
   last_ = hyper;
   if (into) was_sent(w, *into);

@@ -19,10 +19,8 @@ class Shard {
   // 64 weights. The rule must outlive the shard.
   Shard(const Rule& rule, const Tensor& first, std::vector<RuleBlock> blocks, int workers);
 
-  // The current weights, in memory that does not change until this worker's next pull. into: the caller's memory for
-  // them.
-  const Tensor& pull(int worker);
-  void pull(int worker, const Tensor& into);
+  // Copies the current weights to `into`, which must not change until this worker's next pull. Returns `into`.
+  const Tensor& pull(int worker, const Tensor& into);
   // Applies a gradient, and returns its τ. into: also pulls, in the same pass over the memory.
   std::int64_t push(int worker, const Tensor& gradient, double learning_rate, double momentum,
                     const Tensor* into = nullptr);
@@ -56,8 +54,6 @@ class Shard {
   };
   template <class T>
   RuleVectors<T> vectors(Worker& worker, const Tensor& gradient) const;
-  template <class T>
-  void apply(Worker& worker, const Tensor& gradient, const Hyper& hyper, const Tensor* into);
   void was_sent(Worker& worker, const Tensor& at);
 
   const Rule& rule_;

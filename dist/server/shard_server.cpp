@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "dist/collectives/algorithms.h"
 #include "dist/job/frames.h"
 
 namespace tandem {
@@ -37,7 +38,7 @@ bool ShardServer::begins(Client& c, ExchangeId exchange) {
   if (exchange > c.exchange) {
     c.exchange = exchange;
     c.arrived = 0;
-    c.last.reset();
+    c.samples.reset();
   }
   return exchange == c.exchange;
 }
@@ -63,23 +64,18 @@ void ShardServer::push(int from, const message::Push& m, std::span<std::byte> by
   if (!begins(c, m.exchange)) return;
   const std::int64_t length = layout_.length(int(m.shard));
   const auto numel = std::int64_t(bytes.size() / size_of(layout_.pushed_as(int(m.shard))));
-  if (shared && numel == length) {
-    c.gradient = tensor(m.shard, bytes.data());
-  } else {
+  const bool whole = shared && numel == length;  // read in place
+  if (!whole) {
     const std::span<std::byte> at = *place(from, m, bytes.size());
     if (at.data() != bytes.data()) std::copy(bytes.begin(), bytes.end(), at.begin());
-    if (layout_.pushed_as(int(m.shard)) != layout_.dtype) {
-      float* wide = c.staged.write<float>() + m.first;
-      const bf16* narrow = c.narrow.data() + m.first;
-      for (std::int64_t i = 0; i < numel; i++) wide[i] = float(narrow[i]);
-    }
-    c.gradient = c.staged;
+    if (layout_.pushed_as(int(m.shard)) != layout_.dtype)
+      widen(c.staged.write<float>() + m.first, c.narrow.data() + m.first, numel);
   }
   c.arrived += numel;
-  if (m.last) c.last = m;
-  if (!c.last || c.arrived < length) return;
-  const message::Push last = *std::exchange(c.last, {});
-  held(m.shard).service->push(from, m.exchange, c.gradient, last.samples, place_answer(from, m.shard, m.exchange));
+  if (m.last) c.samples = m.samples;
+  if (!c.samples || c.arrived < length) return;
+  held(m.shard).service->push(from, m.exchange, whole ? tensor(m.shard, bytes.data()) : c.staged,
+                              *std::exchange(c.samples, {}), place_answer(from, m.shard, m.exchange));
   answer(m.shard);
 }
 void ShardServer::pull(int from, const message::Pull& m) {
@@ -201,7 +197,7 @@ void ShardServer::lost(int rank) {
     choose(s);
     if (rank >= layout_.workers()) continue;
     client(s, rank).arrived = 0;
-    client(s, rank).last.reset();
+    client(s, rank).samples.reset();
     if (!h.service) continue;
     h.service->lost(rank);
     answer(s);  // other workers may have waited for it

@@ -52,14 +52,13 @@ class ShardServer {
   void snapshot(const message::Snapshot& m, std::span<const std::byte> bytes);
 
  private:
-  struct Client {                       // one worker, for one shard
-    Tensor staged;                      // the parts received so far
-    std::vector<bf16> narrow;           // the same as received, if gradients are sent as bf16
-    Tensor gradient;                    // what is pushed: `staged`, or the worker's memory
-    ExchangeId exchange = 0;            // the exchange being received
-    std::int64_t arrived = 0;           // elements of it that have arrived
-    std::optional<message::Push> last;  // its last part; it may arrive before the others
-    std::shared_ptr<void> answers;      // two copies
+  struct Client {                         // one worker, for one shard
+    Tensor staged;                        // the parts received so far
+    std::vector<bf16> narrow;             // the same as received, if gradients are sent as bf16
+    ExchangeId exchange = 0;              // the exchange being received
+    std::int64_t arrived = 0;             // elements of it that have arrived
+    std::optional<std::int64_t> samples;  // of its last part, which may arrive before the others
+    std::shared_ptr<void> answers;        // two copies
   };
   struct Held {
     std::unique_ptr<ShardService> service;  // null: this rank does not serve it, or not yet

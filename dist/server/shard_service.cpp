@@ -123,15 +123,16 @@ void ShardService::push(int worker, ExchangeId exchange, const Tensor& gradient,
     counts_.dropped[std::size_t(worker)]++;
     return;
   }
-  w.gradient = gradient;
-  if (options_.how.of_batches())
-    collect(worker);
-  else if (!options_.how.of_means())
-    apply(worker);
-  else if (options_.how.kind == Kind::quorum && !finite(worker, gradient)) {  // the others make their step without it
-    w.gradient = {};
+  // Under bsp the whole step is refused; otherwise the others make their steps without this gradient.
+  if (options_.how.kind != Kind::bsp && !finite(worker, gradient)) {
     applied_[std::size_t(worker)] = exchange;
+    return;
   }
+  w.gradient = gradient;
+  if (options_.how.of_means()) return;  // until enough workers have pushed
+  if (!options_.how.of_batches()) return apply(worker);
+  collect(worker, options_.how.kind == Kind::fedbuff ? 1 / std::sqrt(1 + double(shard_.delay(worker))) : 1);
+  if (std::int64_t(collected_.size()) == options_.how.batch) apply_collected(worker, double(options_.how.batch));
 }
 
 void ShardService::pull(int worker, ExchangeId exchange, const Tensor& into) {
@@ -160,31 +161,25 @@ void ShardService::returned(int worker) {
 
 void ShardService::apply(int worker) {
   Worker& w = workers_[std::size_t(worker)];
+  w.made = options_.how.kind != Kind::ssp;  // answered at once
+  record(true, worker);
+  if (w.made) record(false, worker);
+  const double rate = options_.learning_rate(counts_.pushes);
   const Tensor gradient = std::exchange(w.gradient, {});
-  if (finite(worker, gradient)) {
-    w.made = options_.how.kind != Kind::ssp;  // answered at once
-    record(true, worker);
-    if (w.made) record(false, worker);
-    const double rate = options_.learning_rate(counts_.pushes);
-    count(worker, shard_.push(worker, gradient, rate, options_.momentum, w.made ? &w.into : nullptr), w.samples);
-  }
+  count(worker, shard_.push(worker, gradient, rate, options_.momentum, w.made ? &w.into : nullptr), w.samples);
   applied_[std::size_t(worker)] = w.waits;
 }
 
-void ShardService::collect(int worker) {
+void ShardService::collect(int worker, double weight) {
   Worker& w = workers_[std::size_t(worker)];
-  const Tensor gradient = std::exchange(w.gradient, {});
-  if (!finite(worker, gradient)) return void(applied_[std::size_t(worker)] = w.waits);
-  const std::int64_t delay = shard_.delay(worker);
-  const double weight = options_.how.kind == Kind::fedbuff ? 1 / std::sqrt(1 + double(delay)) : 1;
-  add_weighted(mean_, gradient, weight, collected_.empty());
+  add_weighted(mean_, std::exchange(w.gradient, {}), weight, collected_.empty());
   record(true, worker);
-  collected_.push_back({worker, w.waits, delay, w.samples});
-  if (std::int64_t(collected_.size()) == options_.how.batch) apply_collected();
+  collected_.push_back({worker, w.waits, shard_.delay(worker), w.samples});
 }
-void ShardService::apply_collected() {
-  divide(mean_, double(collected_.size()));
-  shard_.push(collected_.back().worker, mean_, options_.learning_rate(counts_.pushes), options_.momentum);
+// latest: the worker whose τ is the step's.
+void ShardService::apply_collected(int latest, double sum_of_weights) {
+  divide(mean_, sum_of_weights);
+  shard_.push(latest, mean_, options_.learning_rate(counts_.pushes), options_.momentum);
   for (const Collected& c : std::exchange(collected_, {})) {
     applied_[std::size_t(c.worker)] = c.exchange;
     count(c.worker, c.delay, c.samples);
@@ -217,44 +212,39 @@ bool ShardService::enough_pushed(double now) {
 // many samples as the first has the weight 1, so with equal numbers of samples it is the plain mean.
 void ShardService::apply_mean() {
   due_ = never;
-  const auto with_gradient = [&](auto f) {
-    for (std::size_t m = 0; m < workers_.size(); m++)
-      if (workers_[m].gradient.defined()) f(int(m), workers_[m]);
-  };
+  std::vector<int> pushed;
   bool good = true;
-  if (options_.how.kind == Kind::bsp) with_gradient([&](int m, Worker& w) { good = finite(m, w.gradient) && good; });
-  if (good) {
-    std::int64_t unit = 0;
-    double sum = 0;  // of the weights
-    int latest = 0;  // the worker with the largest τ, which is the step's τ
-    with_gradient([&](int m, Worker& w) {
-      const bool first = unit == 0;
-      if (first) unit = w.samples;
-      w.delay = shard_.delay(m);
-      if (first || w.delay > workers_[std::size_t(latest)].delay) latest = m;
-      const double weight = double(w.samples) / double(unit);
-      sum += weight;
-      add_weighted(mean_, w.gradient, weight, first);
-      record(true, m);
-    });
-    divide(mean_, sum);
-    shard_.push(latest, mean_, options_.learning_rate(counts_.pushes), options_.momentum);
+  for (std::size_t m = 0; m < workers_.size(); m++) {
+    const Tensor& gradient = workers_[m].gradient;
+    if (!gradient.defined()) continue;
+    pushed.push_back(int(m));
+    good = (options_.how.kind != Kind::bsp || finite(int(m), gradient)) && good;
   }
-  with_gradient([&](int m, Worker& w) {
+  int latest = pushed[0];
+  double sum = 0;
+  const auto first = double(workers_[std::size_t(latest)].samples);
+  for (int m : pushed) {
+    Worker& w = workers_[std::size_t(m)];
+    if (good) {
+      const double weight = double(w.samples) / first;
+      sum += weight;
+      if (shard_.delay(m) > shard_.delay(latest)) latest = m;
+      collect(m, weight);
+      continue;
+    }
     w.gradient = {};
     applied_[std::size_t(m)] = w.waits;
-    if (good)
-      count(m, w.delay, w.samples);
-    else if (w.verdict == Verdict::taken) {
-      w.verdict = Verdict::left_out;
-      counts_.left_out++;
-    }
-  });
+    if (w.verdict != Verdict::taken) continue;
+    w.verdict = Verdict::left_out;
+    counts_.left_out++;
+  }
+  if (good) apply_collected(latest, sum);
 }
 
 std::vector<ShardService::Answer> ShardService::answers(double now) {
   if (options_.how.of_means() && enough_pushed(now)) apply_mean();
-  if (!collected_.empty() && nobody_pushes()) apply_collected();  // the last step may have fewer pushes
+  if (!collected_.empty() && nobody_pushes())
+    apply_collected(collected_.back().worker, double(collected_.size()));  // the last step may have fewer pushes
   const std::uint64_t slowest = this->slowest();
   std::vector<Answer> all;
   for (std::size_t m = 0; m < workers_.size(); m++) {

@@ -100,10 +100,9 @@ class ShardService {
     std::pair<ExchangeId, Pause> pause = {};  // its last report, and the exchange that it follows
     bool idle() const { return pause.second == Pause::waits || pause.second == Pause::idle; }
     Verdict verdict = Verdict::taken;
-    Tensor gradient;         // bsp, quorum: kept until enough workers have pushed
-    std::int64_t delay = 0;  // its τ
-    Tensor into;             // memory for the answer
-    bool made = false;       // the answer is in `into`
+    Tensor gradient;    // bsp, quorum: kept until enough workers have pushed
+    Tensor into;        // memory for the answer
+    bool made = false;  // the answer is in `into`
     std::int64_t samples = 0;
     std::uint64_t clock = 0;  // its number of pushes
   };
@@ -111,7 +110,8 @@ class ShardService {
   bool finite(int worker, const Tensor& gradient);
   void record(bool push, int worker);
   void count(int worker, std::int64_t delay, std::int64_t samples);
-  void apply(int worker), apply_mean(), collect(int worker), apply_collected();
+  void apply(int worker), apply_mean(), collect(int worker, double weight);
+  void apply_collected(int latest, double sum_of_weights);
   std::uint64_t slowest() const;  // the smallest clock of the workers that push; none: the largest number
   bool nobody_pushes() const;
   bool enough_pushed(double now);
@@ -125,7 +125,7 @@ class ShardService {
     ExchangeId exchange;
     std::int64_t delay, samples;
   };
-  std::vector<Collected> collected_;  // fedbuff, rennala: in mean_, which is a sum until the step
+  std::vector<Collected> collected_;  // the pushes in mean_, which is a sum until the step
   Tensor mean_;
   static constexpr double never = std::numeric_limits<double>::infinity();
   double due_ = never;

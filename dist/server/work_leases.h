@@ -20,6 +20,8 @@ class WorkLeases {
   WorkLeases(std::int64_t first, std::int64_t end, std::int64_t most = 1, std::int64_t per_epoch = INT64_MAX)
       : next_(first), end_(end), most_(most), per_epoch_(per_epoch) {}
 
+  static WorkLeases endless() { return {0, INT64_MAX / 2}; }
+
   // share: draws this fraction of `most` leases, above 0 and up to 1, but at least one. Nothing: all are leased or
   // done, or stop() was called; call again while over() is false.
   std::optional<std::int64_t> draw(int worker, double share = 1) {

@@ -5,6 +5,7 @@
 #include <functional>
 #include <utility>
 
+#include "dist/collectives/algorithms.h"
 #include "dist/job/frames.h"
 
 namespace tandem {
@@ -110,10 +111,9 @@ void Worker::send_part(message::Push m, Range part) {
   std::shared_ptr<const void> keep;
   if (layout_.of_parameters(s)) all = layout_.part(const_cast<void*>(exchange_.gradient), s);
   if (layout_.pushed_as(s) != layout_.dtype) {
-    const float* wide = static_cast<const float*>(all.data);
-    bf16* narrow = narrow_->data() + layout_.begin(s);
-    for (std::int64_t i = part.begin; i < part.end; i++) narrow[i] = bf16(wide[i]);
-    all = {narrow, all.count, DType::bf16};
+    bf16* sent = narrow_->data() + layout_.begin(s);
+    narrow(sent + part.begin, static_cast<const float*>(all.data) + part.begin, part.length());
+    all = {sent, all.count, DType::bf16};
     keep = narrow_;
   }
   m.first = std::uint64_t(part.begin);
@@ -190,13 +190,12 @@ void Worker::ask_velocity_of(std::uint64_t s) {
 }
 
 // ---- receiving ------------------------------------------------------------------------------------------------------
-std::optional<std::span<std::byte>> Worker::place(const message::Velocity& m, std::size_t bytes) {
-  if (!velocity_missing_[m.shard]) return {};
-  const Buffer part = layout_.part(velocity_into_, int(m.shard));
-  return std::span(static_cast<std::byte*>(part.data), part.bytes()).first(std::min(bytes, part.bytes()));
-}
-bool Worker::velocity_arrived(const message::Velocity& m) {
+bool Worker::velocity_arrived(const message::Velocity& m, std::span<const std::byte> bytes) {
   if (!velocity_missing_[m.shard]) return false;
+  const Buffer part = layout_.part(velocity_into_, int(m.shard));
+  require(bytes.size() == part.bytes(), channel_.where(owner(m.shard)), " sends ", bytes.size(),
+          " bytes as the velocity of shard ", m.shard);
+  copy(part.data, bytes.data(), bytes.size());
   velocity_missing_[m.shard] = false;
   return std::ranges::none_of(velocity_missing_, std::identity());
 }

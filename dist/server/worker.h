@@ -58,12 +58,11 @@ class Worker {
   void owner_changed(std::uint64_t s);  // its owner was lost; layout.owner has the new one
   void ask_velocity(void* into);        // into: as long as the parameters
 
-  // Memory for the bytes of a message; nothing if it is not expected any more.
+  // Memory for the bytes of an answer; nothing if it is not expected any more.
   std::optional<std::span<std::byte>> place(const message::Answer& m, std::size_t bytes);
-  std::optional<std::span<std::byte>> place(const message::Velocity& m, std::size_t bytes);
   // Messages. True: the exchange is over; all of the velocity has arrived.
   bool answered(const message::Answer& m, std::span<std::byte> bytes);
-  bool velocity_arrived(const message::Velocity& m);
+  bool velocity_arrived(const message::Velocity& m, std::span<const std::byte> bytes);
   void copy_wanted(int from, std::uint64_t s);
 
   const Exchange& exchange() const { return exchange_; }

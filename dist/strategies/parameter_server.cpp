@@ -8,10 +8,10 @@
 #include "core/machine.h"
 #include "core/text.h"
 #include "core/trace/trace.h"
-#include "dist/server/leased_batches.h"
 #include "dist/server/rules.h"
 #include "dist/server/server_layout.h"
 #include "dist/strategies/hybrid.h"
+#include "dist/strategies/leased_batches.h"
 #include "dist/strategies/replicas.h"
 #include "dist/strategies/served_vectors.h"
 
@@ -69,24 +69,25 @@ class ParameterServer : public Strategy {
                                  .place = machine_.place(),
                                  .places = machine_.size(),
                                  .shares = int(leases_per_step())});
-    leased_ = std::make_unique<LeasedBatches>(
-        own ? *own : train, int(leases_per_step()), accumulate,
-        LeasedBatches::WorkLeases{.start = [this](std::int64_t first) { start_at(first); },
-                                  .draw = [this] { return draw(); },
-                                  .coming = [this] { return leases_.coming(); },
-                                  .count = [this] { return server_node_.lease_count(); }},
-        machine_.place(), machine_.size());
+    leased_ =
+        std::make_unique<LeasedBatches>(own ? *own : train, server_node_, machine_,
+                                        LeasedBatches::Options{.shares = int(leases_per_step()),
+                                                               .accumulate = accumulate,
+                                                               .synchronous = synchronous(),
+                                                               .start = [this](std::int64_t first) { start_at(first); },
+                                                               .asked_to_stop = [this] { return asked_to_stop(); }});
     return *leased_;
   }
   std::int64_t steps(std::int64_t known) const override {
     if (!leased_) return known;
     // `known` includes the steps of a round that is not pushed yet
-    return round() ? std::max(known, leases_.steps(known)) : leases_.steps(known);
+    return round() ? std::max(known, leased_->steps(known)) : leased_->steps(known);
   }
   // Rank 0 reports the training of all ranks since its last report, and the time that it took.
   EpochEnd end_epoch(const EpochEnd& mine) override {
     EpochEnd end = mine;
-    leases_.share_done();
+    if (leased_ && leased_->over()) end_run();
+    if (leased_) leased_->share_done();
     if (leased_) end.epochs = std::max(mine.epochs, over_ ? plan_.epochs : leased_->epoch().value_or(0));
     end.steps = over_ ? steps(mine.steps) : std::int64_t(double(end.epochs) * plan_.steps_per_epoch);
     if (machine_.size() > 1 && machine_.holds(0)) vectors_.velocity(velocity());
@@ -99,7 +100,7 @@ class ParameterServer : public Strategy {
     return end;
   }
   bool over(std::int64_t) const override { return over_; }
-  bool saves_after_failure() override { return !leases_.follows() && server_node_.is_first_survivor(); }
+  bool saves_after_failure() override { return machine_.leads() && server_node_.is_first_survivor(); }
 
   void prepare(Module& model, Task& task, const PrepareOptions& options) override {
     Strategy::prepare(model, task, options);
@@ -159,27 +160,25 @@ class ParameterServer : public Strategy {
     if (begun_) return;
     std::int64_t end = plan_.epochs * leased_->leases_per_epoch();
     if (plan_.stop_after > 0) end = std::min(end, std::max(lease, plan_.stop_after * leases_per_step()));
-    begin_exchange(leases_.begin(lease, end, round() ? round()->every.steps : 1, leased_->leases_per_epoch()));
+    begin_exchange(leased_->leases(lease, end, round() ? round()->every.steps : 1));
   }
-  // Returns the next lease, or nothing when the run is over. Then this rank has the final weights.
-  std::optional<std::int64_t> draw() {
-    if (over_) return {};
-    if (stop_requested_ && !leases_.follows()) server_node_.stop();
-    const auto lease = leases_.draw(plan_.asked_to_stop);
-    if (!lease) end_run();
-    return lease;
-  }
+  bool asked_to_stop() const { return stop_requested_ || (plan_.asked_to_stop && plan_.asked_to_stop()); }
 
   // Pushes the gradients and pulls the new weights: the servers make the step. If a worker makes rounds of its own
   // steps, finish() does this.
   void exchange(const Tensor& loss) override {
     if (options_.classifier) options_.classifier->step();
     learning_rate_ = optimizer_->learning_rate();
-    if (!leased_ && !begun_) begin_exchange(WorkerLeases::endless());
+    if (!leased_ && !begun_) begin_exchange(WorkLeases::endless());
     if (leased_) leased_->look_ahead();
     if (round()) return;
+    // Combines the gradients and counts of a machine's ranks.
     MachineShare::Step step = trained();
-    const bool finite = combine(step, loss);
+    step.stops = !machine_.leads() && asked_to_stop();
+    if (leased_) leased_->announce(step);
+    const bool finite = vectors_.combine(step, loss);
+    if (step.stops > 0) stop_requested_ = true;
+    if (leased_) leased_->receive(step);
     if (!goes_on(finite)) return;
     if (!leased_ && !server_node_.lease()) fail("the other ranks have ended");
     push_and_pull(step, finite);
@@ -255,24 +254,13 @@ class ParameterServer : public Strategy {
 
   const std::optional<RoundSteps>& round() const { return options_.round; }  // several steps per push
 
-  // Combines the gradients and counts of a machine's ranks.
-  bool combine(MachineShare::Step& step, const Tensor& loss) {
-    step.stops = leases_.follows() && (stop_requested_ || (plan_.asked_to_stop && plan_.asked_to_stop()));
-    if (leased_) leases_.announce(step);
-    const bool finite = vectors_.combine(step, loss);
-    if (step.stops > 0) stop_requested_ = true;
-    leases_.receive(step);
-    if (leased_) leased_->look_ahead();
-    return finite;
-  }
-
   void begin_exchange(WorkLeases leases) {
     ServerOptions o = options_;
     o.momentum = round() ? round()->momentum : served_sgd(*optimizer_, o.how).momentum;
     o.memory = available_memory() / std::uint64_t(std::max(1, local_size_from_environment()));
     if (own_part_) o.data_of = [parts = own_part_->parts(0)](int worker) { return described(parts, worker); };
     o.learning_rate = [this](std::int64_t) { return learning_rate_.load(); };
-    if (leased_ && plan_.learning_rate) o.learning_rate = leases_.of_pushes(plan_.learning_rate);
+    if (leased_ && plan_.learning_rate) o.learning_rate = leased_->of_pushes(plan_.learning_rate);
     if (round()) o.learning_rate = [rate = round()->learning_rate](std::int64_t) { return rate; };
     // A user's own loop does not report whether it resumes: its velocity is always used. It is zero in a new run.
     vectors_.begin(std::move(o), std::move(leases), rule_blocks(*flat_, !round()),
@@ -282,16 +270,15 @@ class ParameterServer : public Strategy {
     vectors_.step_begins();
   }
   void end_run() {
+    if (std::exchange(over_, true)) return;
     vectors_.finish(trains());
-    over_ = true;
-    leases_.share_done();
+    if (leased_) leased_->share_done();
   }
 
   ParameterServerOptions options_;
   ServerNode server_node_;
   MachineShare machine_{alone(), {server_node_.rank()}, server_node_.size()};  // a worker: of one rank, or of several
   ServedVectors vectors_{server_node_, machine_};
-  WorkerLeases leases_{server_node_, machine_, synchronous(), leases_per_step()};
   std::unique_ptr<LeasedBatches> leased_;
   FlatParameters* flat_ = nullptr;
   Optimizer* optimizer_ = nullptr;
