@@ -76,7 +76,7 @@ std::vector<Part> parts_of(const Partition& p, std::span<const std::int32_t> lab
     refuse("--partition ", p.name(), ": ", labels.size(), " pictures are too few for ", workers,
            " workers with at least ", least, " each");
   if (p.kind == Kind::groups && (p.value > workers || p.value > classes))
-    refuse("--partition ", p.name(), ": more than there are workers (", workers, ") or classes (", classes, ")");
+    refuse("--partition ", p.name(), ": only ", workers, " workers and ", classes, " classes");
   const bool by_class = p.kind != Kind::equal && p.kind != Kind::sizes;
   std::vector<Part> of_class(by_class ? std::size_t(classes) : 1);
   for (std::size_t i = 0; i < labels.size(); i++)
