@@ -232,8 +232,8 @@ class MemoryPlan final : public TapeWatcher, public Keeper {
   std::size_t outside_ = 0;  // bytes in use at the peak between steps
   // least_: the smallest budget for the steps so far, without the first step and without Use::data. most_before_ and
   // most_in_: the maxima over all steps of the bytes in use where a step begins, and of the bytes that it takes in
-  // addition. Their sum suffices for any algorithm that another run chooses: in the first step a backend tries all of
-  // its algorithms. Memory that is kept between steps may grow after the first step.
+  // addition. Their sum includes the workspace of every algorithm, since a backend tries all of them in the first step.
+  // It does not include weights that only an algorithm of another run keeps prepared between steps.
   std::size_t least_ = 0, most_before_ = 0, most_in_ = 0;
   std::size_t lacking_ = 0, reserve_ = 0;   // bytes that this step took beyond the budget; bytes kept free from now on
   bool accepted_ = false, warned_ = false;  // the first steps are over and the budget holds; it was exceeded later

@@ -188,7 +188,7 @@ Pictures in_memory(std::string name, std::span<const std::uint8_t> images, const
 }
 
 Dataset Dataset::of(const Pictures& all, std::uint64_t seed) {
-  if (all.count() < 2) refuse(all.name, ": holds ", all.count(), " of at least 2 pictures: one is for testing");
+  if (all.count() < 2) refuse(all.name, ": ", counted(all.count(), "picture"), ", needs at least 2: one for tests");
   auto [train, test] = split(all, std::max<std::int64_t>(1, all.count() / 10), seed);
   train.name = all.name + " train";
   test.name = all.name + " test";

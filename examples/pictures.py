@@ -18,6 +18,8 @@ from matplotlib import pyplot
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "dist/lab"))
+import experiment
+
 COLOURS = ["#2f81d6", "#e07b26", "#2f9e5a", "#c2489b", "#8a6fd1", "#b08a1e", "#d0473f"]
 GREY = "#7d8590"
 pyplot.rcParams.update({
@@ -123,16 +125,9 @@ def bias():
 def final_runs(plan, cluster, which):
     """[(strategy, workers, values of its final runs, whether it has a †)]; which: 0: accuracy in %, 1: seconds to the
     target."""
-    import experiment
     plan = experiment.Plan(ROOT / "examples/experiments" / plan)
     cells = experiment.Report(plan, experiment.Results(plan)).searches.items()
     return [(c.strategy.text, c.workers, s.values(which), s.edge) for c, s in cells if c.cluster == cluster]
-
-
-def half_interval(values):
-    """Half of the 95 % t-interval of the mean; of one value None."""
-    from scipy import stats
-    return stats.t.ppf(0.975, len(values) - 1) * stats.sem(values) if len(values) > 1 else None
 
 
 def workers():
@@ -146,8 +141,8 @@ def workers():
         points = sorted((k * 1.02 ** (at - 2.5), v, edge) for strategy, k, v, edge in runs if strategy == name and v)
         axes.plot([x for x, *_ in points], [statistics.fmean(v) for _, v, _ in points], color=COLOURS[at], linewidth=1)
         for x, values, edge in points:  # beside each other, so that no interval covers another
-            axes.errorbar(x, statistics.fmean(values), half_interval(values), fmt="o", color=COLOURS[at], markersize=5,
-                          markerfacecolor="none" if edge else COLOURS[at], capsize=3)
+            axes.errorbar(x, statistics.fmean(values), experiment.half_interval(values), fmt="o", color=COLOURS[at],
+                          markersize=5, markerfacecolor="none" if edge else COLOURS[at], capsize=3)
         axes.plot([], [], "o", color=COLOURS[at], label=label)
     axes.set(xscale="log", xlabel="workers, half of them four times slower", ylabel="test accuracy in %")
     axes.set_xticks([4, 16, 32], ["4", "16", "32"])
@@ -166,8 +161,8 @@ def regimes():
         for at, name in enumerate(shown):
             seconds, edge = runs[name]
             if seconds:
-                axes.errorbar(statistics.fmean(seconds), row + 0.1 * (at - 3), xerr=half_interval(seconds), capsize=3,
-                              fmt="o" if len(seconds) == 5 else "x", color=COLOURS[at], markersize=5,
+                axes.errorbar(statistics.fmean(seconds), row + 0.1 * (at - 3), xerr=experiment.half_interval(seconds),
+                              capsize=3, fmt="o" if len(seconds) == 5 else "x", color=COLOURS[at], markersize=5,
                               markerfacecolor="none" if edge else COLOURS[at])
     for at, name in enumerate(shown):
         axes.plot([], [], "o", color=COLOURS[at], label=name)

@@ -101,7 +101,7 @@ class Run:
         return (self.column(name, event) or [math.nan])[-1]
 
     def not_finite(self):
-        """Whether it ended so: it was stopped for it and not resumed to its end, or its last loss is null."""
+        """Whether values that are not finite ended the run: it was not resumed after them, or its last loss is null."""
         stopped = self.lines["not_finite"] and self.last("stopped", "end") != 0
         return bool(stopped) or any(line.get("train_loss", 0) is None for line in self.lines["epoch"][-1:])
 

@@ -13,7 +13,7 @@ while read -r room most; do
 done <<'END'
 core 7116
 autograd 3518
-layers 6736
+layers 6737
 datasets 2112
 cuda 2706
 dist 12425

@@ -3,8 +3,6 @@
 #pragma once
 #include <filesystem>
 
-#include "core/error.h"
-
 namespace tandem {
 
 // Bytes go to a temporary file in the same folder; commit() writes them through to the disk and renames it into place.
@@ -27,19 +25,5 @@ class AtomicFile {
   std::filesystem::path given_, path_, temporary_;
   int descriptor_ = -1;
 };
-
-// Returns f(). What it refuses begins with the option that named the file: "--resume run/last.safetensors: is damaged".
-template <class F>
-auto for_option(const std::string& option, const F& f) {
-  try {
-    return f();
-  } catch (const UsageError& e) {
-    throw UsageError(option + " " + e.what());
-  }
-}
-
-// For a file that is written at the end, before the work for it begins: as check_replaceable() (core/files/files.h),
-// and throws UsageError when it cannot be written. An empty path: nothing.
-void check_output(const std::string& option, const std::string& path, std::string_view mark, const std::string& kind);
 
 }  // namespace tandem

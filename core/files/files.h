@@ -5,6 +5,8 @@
 #include <string>
 #include <string_view>
 
+#include "core/error.h"
+
 namespace tandem {
 
 // Replaces the file in one step (core/files/atomic_file.h). Throws UsageError naming the path when it cannot be
@@ -23,6 +25,19 @@ void make_folder(const std::string& name, const std::string& path);
 // 64 KiB: what is not a `kind` written earlier was named by mistake, and must not be lost.
 void check_replaceable(const std::string& option, const std::string& path, std::string_view mark,
                        const std::string& kind);
+// Calls check_replaceable(), and throws UsageError, beginning with `option`, when the file cannot be written. Changes
+// no file. Does nothing for an empty path.
+void check_output(const std::string& option, const std::string& path, std::string_view mark, const std::string& kind);
+
+// Returns f(). Puts `option` before the text of a UsageError of f: "--resume run/last.safetensors: is damaged".
+template <class F>
+auto for_option(const std::string& option, const F& f) {
+  try {
+    return f();
+  } catch (const UsageError& e) {
+    throw UsageError(option + " " + e.what());
+  }
+}
 
 // A file of the C library, closed at the end of its life; empty: it cannot be opened, errno says why.
 using OpenFile = std::unique_ptr<std::FILE, int (*)(std::FILE*)>;

@@ -24,7 +24,6 @@
 #include <sstream>
 #include <utility>
 
-#include "core/files/atomic_file.h"
 #include "core/files/files.h"
 #include "core/team.h"
 #include "core/text.h"

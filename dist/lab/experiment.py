@@ -170,7 +170,7 @@ class Plan:
                 need("strategies", not why, f"have one that is refused: {why}")
 
     def header(self, made):
-        """What runs have in common: their conditions, also those of each cluster; what of `made` is so, too."""
+        """A header line of the results: conditions of all runs and of each cluster, "data" and "made_by" of `made`."""
         conditions = (f"{self.data_set}, {self.model}, {self.dtype}{', augmented' * self.augment}, schedule "
                       f"{self.schedule}, batch {self.batch}, {self.val} held back, weight decay "
                       f"{exact(self.weight_decay)}, evaluated every {exact(self.evaluate_every)} epochs"
@@ -201,7 +201,7 @@ class Plan:
         return trial._asdict() | {k: v for k, v in outcome.items() if k not in ("why", "settings", *Trial._fields)}
 
     def one_step(self):
-        """A run of one worker that ends at once: before hours of training it shows the data, and what is refused."""
+        """A run of one worker that ends after one step. It finds a wrong data set or model before hours of training."""
         return self.run(Trial("asgd", 1, self.clusters[0]["name"], self.rates[0], 0, 1, 1, False),
                         **{"evaluate-every": 1e-6, "until": 1e-6, "slow": ""})
 
@@ -361,7 +361,7 @@ class Search:
             f"{name} {value:.3g}" for name, value in settings if name != "μ" or strategy.momentum)
 
     def values(self, which):
-        """Of the final runs that have one: 0: points of accuracy, 1: seconds to the target."""
+        """The values of the final runs that have one. which: 0: accuracy in %, 1: seconds to the target."""
         return [run[which][0] for run in self.runs.values() if run[which][0] is not None]
 
 
@@ -388,13 +388,18 @@ def standard_error(values):
     return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0
 
 
+def half_interval(values):
+    """Half of the 95 % t-interval of the mean; None for fewer than two values."""
+    from scipy import special
+    return special.stdtrit(len(values) - 1, 0.975) * standard_error(values) if len(values) > 1 else None
+
+
 def mean_text(values, form, note, paired=False, change=float):
     """The mean ± its standard error, or where values are of pairs [its 95 % t-interval], and a note in parentheses."""
     mean, error = statistics.fmean(values or [0]), standard_error(values)
     text = form % change(mean) if values else "–"
     if len(values) > 1 and paired:
-        from scipy import special
-        half = special.stdtrit(len(values) - 1, 0.975) * error
+        half = half_interval(values)
         text += f" [{form % change(mean - half)}, {form % change(mean + half)}]"
     elif len(values) > 1:
         text += f" ± {form % error}"
@@ -444,7 +449,7 @@ class Report:
         return f"\nCluster {cluster}: {title}\n\n| {' | '.join(head)} |\n{'|---' * len(head)}|\n{text}" if rows else ""
 
     def mean(self, search, which, form):
-        """Over seeds, and of how many there is what to be said."""
+        """The mean over the seeds, and how many runs diverged, ended early or are missing."""
         said = [run[which][1] for run in search.runs.values()] + ["not run"] * (self.plan.seeds - len(search.runs))
         note = [f"{said.count(what)} of {self.plan.seeds} {what}"
                 for what in ("diverged", "not reached", "at the first evaluation", "not run") if what in said]
@@ -593,7 +598,7 @@ if __name__ == "__main__":
         main()
     except (ImportError, OSError, Refused) as e:
         what = (f"{e.name} is missing: apt-get install python3-{e.name}" if isinstance(e, ImportError) else
-                f"{e.filename or 'the results'}: {e.strerror}: name one that exists, to be read and written"
+                f"{e.filename or 'the results'}: {e.strerror}: give a path that can be read and written"
                 if isinstance(e, OSError) else e)
         print(f"experiment: {what}", file=sys.stderr)
         sys.exit(2)

@@ -18,8 +18,6 @@ import statistics
 import sys
 from concurrent import futures
 
-from scipy import stats
-
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1] / "dist/lab"))
 import experiment
@@ -84,8 +82,7 @@ def percent(share):
 def interval(values):
     if len(values) < 2:
         return f"{values[0]:.1f}"
-    half = stats.t.ppf(0.975, len(values) - 1) * stats.sem(values)  # of the 95 % t-interval
-    return f"{statistics.mean(values):.1f} ± {half:.1f}"
+    return f"{statistics.mean(values):.1f} ± {experiment.half_interval(values):.1f}"
 
 
 def halves(run):

@@ -3,7 +3,7 @@
 #include <cmath>
 #include <cstdio>
 
-#include "core/files/atomic_file.h"
+#include "core/files/files.h"
 #include "layers/export/torch_weights.h"
 #include "layers/train/run.h"
 #include "layers/train/step_graph.h"

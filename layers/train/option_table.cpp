@@ -55,8 +55,8 @@ void training(Rows& t, RunConfig& o) {
   t.text("--schedule", o.schedule, "constant, cosine, one-cycle, step:30:0.1, step:100,150:0.1, warmup:5+…", program,
          Schedule::parse);
   t.choice("--optimizer", o.optimizer, {"sgd", "lars", "adamw", "adam", "rmsprop"},
-           "sgd (momentum is Nesterov's), lars, adamw, adam (momentum is beta1) or rmsprop; the last three by default: "
-           "rate 0.001, decay 0.01, 0 and 0, rmsprop no momentum");
+           "sgd (with Nesterov's momentum), lars, adamw, adam or rmsprop. Defaults of the last three: --lr 0.001, "
+           "--weight-decay 0 (adamw 0.01); --momentum is the beta1 of adamw and adam, and 0 for rmsprop");
   t.number("--momentum", o.momentum, 0, 0.9999, "momentum (0: none)", program);
   t.number("--weight-decay", o.weight_decay, 0, 1, "weight decay, not on biases and batch norm", program);
   t.number("--label-smoothing", o.label_smoothing, 0, 0.999, "share of the target spread over all classes", program);
@@ -119,10 +119,9 @@ void schedule_of_run(Rows& t, RunConfig& o) {
            "stop after this number of epochs without a better validation (needs --val; 0: never)");
   t.text("--checkpoint", o.checkpoint,
          "folder for last.safetensors (every epoch, and when stopped) and best.safetensors");
-  t.text(
-      "--resume", o.resume,
-      "continue from a checkpoint, or from the last one in a folder, and append to the metrics; auto: from the one in "
-      "--checkpoint, if it exists");
+  t.text("--resume", o.resume,
+         "continue from a checkpoint, or the last one in a folder, and append to the metrics; auto: the one in "
+         "--checkpoint, if it exists");
   t.number("--stop-after", o.stop_after, 0, large, "stop after this step of the run (0: never)");
   t.flag("--evaluate", o.evaluate, true,
          "do not train; print the test accuracy of the weights of --resume or --import-torch");

@@ -125,13 +125,15 @@ int run_program(int argc, char** argv, const std::function<void()>& body) {
     if (std::fflush(stdout) != 0 || std::ferror(stdout))
       fail("standard output could not be written: ", errno ? std::strerror(errno) : "an earlier line was lost");
     return stopping_signal() ? 128 + stopping_signal() : 0;
+  } catch (const UsageError& e) {
+    say(e.what());
+    return 2;
   } catch (const std::bad_alloc&) {
     say("out of memory");
-    return 1;
   } catch (const std::exception& e) {
     say(e.what());
-    return dynamic_cast<const UsageError*>(&e) ? 2 : 1;
   }
+  return 1;
 }
 
 }  // namespace tandem

@@ -5,7 +5,7 @@
 
 #include "core/backend.h"
 #include "core/clock.h"
-#include "core/files/atomic_file.h"
+#include "core/files/files.h"
 #include "layers/export/torch_weights.h"
 
 namespace tandem {

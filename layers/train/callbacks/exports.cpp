@@ -1,6 +1,6 @@
 #include <string_view>
 
-#include "core/files/atomic_file.h"
+#include "core/files/files.h"
 #include "layers/export/onnx.h"
 #include "layers/export/tensorboard.h"
 #include "layers/export/torch_weights.h"

@@ -5,7 +5,7 @@
 
 #include "autograd/tape.h"
 #include "core/backend.h"
-#include "core/files/atomic_file.h"
+#include "core/files/files.h"
 #include "core/text.h"
 #include "layers/export/summary.h"
 #include "layers/train/run.h"
