@@ -54,7 +54,11 @@ std::mutex worlds_mutex;
 std::map<std::uint64_t, std::shared_ptr<World>> worlds;
 
 DType dtype_of_nccl(ncclDataType_t t) {
-  return t == ncclFloat64 ? DType::f64 : t == ncclBfloat16 ? DType::bf16 : t == ncclFloat32 ? DType::f32 : DType::u8;
+  return t == ncclFloat64    ? DType::f64
+         : t == ncclBfloat16 ? DType::bf16
+         : t == ncclFloat32  ? DType::f32
+         : t == ncclInt32    ? DType::i32
+                             : DType::u8;
 }
 
 // A group is one piece of work, of which the parts go on side by side.

@@ -210,10 +210,13 @@ TEST(Hybrid, BetweenHostsAnyStrategyMayCarryTheSlices) {
   }
 }
 
-// Through the host's memory, as f32 and with gradients that travel as bf16.
+// As f32, with gradients that travel as bf16, with a share of the classes, and with machines as workers.
 TEST(Hybrid, OnDevicesIsAsOnTheHost) {
-  for (DType wire : {DType::f32, DType::bf16}) {
-    auto on = [&](bool device) {
+  for (const auto& [between, sample] : {std::pair{Between{}, 1.0},
+                                        {Between{.wire = DType::bf16}, 1.0},
+                                        {Between{}, 0.5},
+                                        {Between{.how = "bsp"}, 1.0}}) {
+    auto on = [&, between = between, sample = sample](bool device) {
       std::vector<Seen> seen(4);
       stderr_of([&] {
         const Body body = [&](Strategy& s, int r) {
@@ -221,13 +224,13 @@ TEST(Hybrid, OnDevicesIsAsOnTheHost) {
           if (device) backend = std::make_unique<AsynchronousTwin>();
           seen[r] = trained(s, {.here = 2, .hosts = 2, .smoothing = 0.1}, *backend, DType::f32);
         };
-        all_well(on_hosts(2, 2, 1, body, {.wire = wire}));
+        all_well(on_hosts(2, 2, sample, body, between));
       });
       return seen;
     };
     const std::vector<Seen> host = on(false), twins = on(true);
     for (std::size_t r = 0; r < host.size(); r++)
-      EXPECT_EQ(twins[r].weights, host[r].weights) << name_of(wire) << ", rank " << r;
+      EXPECT_EQ(twins[r].weights, host[r].weights) << between.how << " " << sample << ", rank " << r;
   }
 }
 

@@ -4,6 +4,7 @@
 #include "dist/collectives/nccl.h"
 #include "dist/collectives/on_devices.h"
 #include "dist/strategies/all_reduce.h"
+#include "dist/strategies/hybrid.h"
 #include "tests/device_collectives.h"
 #include "tests/fake_nccl.h"
 #include "tests/training.h"
@@ -187,45 +188,78 @@ TEST_F(Nccl, OtherwiseTheHostsMemoryIsUsedAndTheReasonSaid) {
 }
 
 // ---- training -------------------------------------------------------------------------------------------------------
+struct Trained {
+  std::vector<double> losses, weights, logits, correct;
+  std::size_t bytes = 0;  // read on the host by the last step
+  double sent = 0;        // without the gradients
+};
+// Two ranks, with `rows` rows each. cut: the last layer is cut over them.
+std::vector<Trained> trained(bool device, bool cut, std::int64_t rows, const PlainSizes& sizes) {
+  auto ranks = in_process(2, {.deadline = 30}), layers = in_process(2, {.deadline = 30});
+  std::vector<Trained> all(2);
+  all_well(ranks_say(2, [&](int r) {
+    Twin twin;
+    twin.behind = device;
+    twin.uuid = r == 0 ? "a" : "b";
+    AllReduceOptions options{.bucket_bytes = 4096, .deadline = 30};
+    if (cut) options.classifier = std::make_shared<SlicedClassifier>(std::move(layers[r]));
+    auto strategy = all_reduce(std::move(ranks[r]), options);
+    Plain model(sizes);
+    Task task = classification(0.1);
+    strategy->prepare(model, task, {});
+    FlatParameters flat(model, twin, 1);
+    BoundSgd sgd(flat, {.learning_rate = 0.1, .momentum = 0.9});
+    strategy->begin(flat, sgd);
+    const std::int64_t features = sizes.features;
+    Tensor x, correct = Tensor::zeros(twin, {1}, DType::i32);
+    const Tensor y = Tensor::full(twin, {rows}, double(sizes.classes - 2), DType::i32);
+    Trained& mine = all[r];
+    for (int step = 0; step < 5; step++) {
+      x = Tensor::of(twin, {rows, features}, numbers("x" + std::to_string(r + 2 * step), rows * features));
+      twin.bytes_to_host = 0;
+      const Variable loss = task.loss(model(Variable(x)), y, &correct);
+      flat.zero_gradients();
+      flat.backward(loss, 0.5);
+      sgd.sync_hyperparameters();
+      strategy->step(sgd, loss);
+      mine.bytes = twin.bytes_to_host;
+      mine.losses.push_back(loss.item());
+    }
+    model.eval();
+    mine.logits = model(Variable(x)).value().values();
+    mine.weights = flat.values.values();
+    mine.correct = correct.values();
+    for (const auto& [name, value] : strategy->end())
+      if (name == "sent_bytes") mine.sent = value - 5 * double(flat.gradients.bytes());
+  }));
+  return all;
+}
+
 TEST_F(Nccl, TrainingOverItGivesTheBitsOfTheHost) {
-  struct Ended {
-    std::vector<double> weights, measured;
-  };
-  auto run = [](bool device) {
-    auto ranks = in_process(2, {.deadline = 30});
-    std::vector<Ended> ended(2);
-    all_well(ranks_say(2, [&](int r) {
-      Twin twin;
-      twin.behind = device;
-      twin.uuid = r == 0 ? "a" : "b";
-      auto strategy = all_reduce(std::move(ranks[r]), {.bucket_bytes = 4096, .deadline = 30});
-      Plain model({.features = 16, .hidden = 100});
-      FlatParameters flat(model, twin, 1);
-      BoundSgd sgd(flat, {.learning_rate = 0.1, .momentum = 0.9});
-      strategy->begin(flat, sgd);
-      for (int step = 0; step < 5; step++) {
-        const Tensor x = Tensor::of(twin, {4, 16}, numbers("x" + std::to_string(r + 2 * step), 64));
-        const Tensor y = Tensor::of(twin, {4}, {0, 1, 2, 3}, DType::i32);
-        const Variable loss = cross_entropy(model(Variable(x)), y);
-        flat.zero_gradients();
-        flat.backward(loss, 0.5);
-        sgd.sync_hyperparameters();
-        strategy->step(sgd, loss);
-      }
-      strategy->end();
-      Ended& mine = ended[r];
-      mine.weights = flat.values.values();
-      for (const auto& [name, value] : strategy->end())
-        if (name == "sent_bytes") mine.measured.push_back(value - 5 * double(flat.gradients.bytes()));
-    }));
-    EXPECT_TRUE(ended[0].weights == ended[1].weights);
-    return ended[0];
-  };
-  const Ended host = run(false), device = run(true);
-  EXPECT_EQ(fake_nccl::trouble.started, 2);
-  EXPECT_TRUE(device.weights == host.weights);
-  ASSERT_EQ(device.measured.size(), 1u);
-  EXPECT_GT(device.measured[0], 0) << "the gradients, and a little on the host";
+  for (bool cut : {false, true}) {
+    const PlainSizes sizes{.features = 16, .hidden = 100};
+    const auto host = trained(false, cut, 4, sizes), device = trained(true, cut, 4, sizes);
+    for (std::size_t r = 0; r < 2; r++) {
+      EXPECT_EQ(device[r].losses, host[r].losses) << cut;
+      EXPECT_EQ(device[r].weights, host[r].weights) << cut;
+      EXPECT_EQ(device[r].logits, host[r].logits) << cut;
+      EXPECT_EQ(device[r].correct, host[r].correct) << cut;
+      EXPECT_TRUE(cut || device[r].sent > 0) << "the gradients, and a little on the host";
+    }
+    EXPECT_TRUE(cut || device[0].weights == device[1].weights);
+  }
+  EXPECT_EQ(fake_nccl::trouble.started, 6);
+}
+
+// Features, labels, logits and their gradients go from device to device: a step reads the same few bytes on the host,
+// however many rows, features and classes there are.
+TEST_F(Nccl, ACutLayerStaysOnTheDevices) {
+  const auto few = trained(true, true, 4, {.features = 16, .hidden = 32, .classes = 10}),
+             many = trained(true, true, 24, {.features = 32, .hidden = 96, .classes = 50});
+  for (std::size_t r = 0; r < 2; r++) {
+    EXPECT_EQ(few[r].bytes, many[r].bytes);
+    EXPECT_LT(few[r].bytes, 100u);
+  }
 }
 
 }  // namespace

@@ -99,6 +99,7 @@ class Twin : private Blocks, public reference::ReferenceBackend {
   bool refuses = false, behind = false;
   std::atomic<bool> stuck{false};  // no queue goes on any more
   std::string uuid;                // identity()
+  std::atomic<std::size_t> bytes_to_host{0};
 
   Twin() : ReferenceBackend(1, std::make_unique<Listed>(blocks)) { deterministic(true); }
   bool records() const override { return true; }
@@ -118,6 +119,7 @@ class Twin : private Blocks, public reference::ReferenceBackend {
   void download(void* to, const void* from, std::size_t bytes) override {
     if (recording_ || replaying_) throw NotRecordable("read on the host");
     if (behind) synchronize();
+    bytes_to_host += bytes;
     ReferenceBackend::download(to, from, bytes);
   }
   void synchronize() override {
@@ -235,6 +237,7 @@ inline void TwinQueue::wait(Event& event) {
 }
 inline void TwinQueue::fetch(void* pinned, const void* device, std::size_t bytes) {
   if (this == &twin_.in_order_ && twin_.recording_) return;
+  twin_.bytes_to_host += bytes;
   if (this != &twin_.in_order_) {
     add([=, this] { return twin_.read(pinned, device, bytes), true; });
   } else {  // what is there now: the twin has computed it

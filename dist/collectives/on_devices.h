@@ -22,8 +22,9 @@ class DataAndFlags {
   // As on_devices(). The backend must stay valid until end().
   void begin(Backend& backend, double deadline);
   void end();
-  Communicator& data() { return device_ ? *device_ : *host_; }
-  Communicator& flags() { return flags_ ? *flags_ : *host_; }
+  Communicator& data() const { return device_ ? *device_ : *host_; }
+  Communicator& flags() const { return flags_ ? *flags_ : *host_; }
+  bool on_device() const { return device_ != nullptr; }
   std::uint64_t sent_bytes() const;  // also valid before the end
 
  private:

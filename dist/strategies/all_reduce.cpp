@@ -58,7 +58,7 @@ class AllReduce : public Replicas {
   void begin(FlatParameters& flat, Optimizer& optimizer) override {
     flat_ = &flat;
     optimizer_ = &optimizer;
-    if (options_.classifier) options_.classifier->begin();
+    if (options_.classifier) options_.classifier->begin(flat.backend(), options_.deadline);
     compare_layouts(flat, syncs_ ? 1 : 0);
     buckets_.clear();
     behind_.reset();
@@ -131,6 +131,7 @@ class AllReduce : public Replicas {
       anywhere_ = {};
       between_.end();
       if (between_slices_) between_slices_->end();
+      if (options_.classifier) options_.classifier->end();
     }
     // The slices share the wire of the job
     const std::uint64_t sent = std::max(between_.sent_bytes(), between_slices_ ? between_slices_->sent_bytes() : 0);

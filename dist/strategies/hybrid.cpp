@@ -18,7 +18,7 @@ Linear* last_linear(Module& module) {
 }  // namespace
 
 SlicedClassifier::SlicedClassifier(std::unique_ptr<Communicator> on_host, double sample)
-    : on_host_(std::move(on_host)), sample_(sample) {}
+    : ranks_(std::make_shared<DataAndFlags>(std::move(on_host))), sample_(sample) {}
 
 double SlicedClassifier::parse(const std::string& name) {
   double sample = 1;
@@ -28,10 +28,11 @@ double SlicedClassifier::parse(const std::string& name) {
 
 std::string SlicedClassifier::name() const { return sample_ < 1 ? "hybrid:sample=" + digits(sample_) : "hybrid"; }
 
-void SlicedClassifier::begin() const {
+void SlicedClassifier::begin(Backend& backend, double deadline) {
   if (!prepared_)
     refuse("hybrid: no layer is cut yet: call strategy->prepare(model, task, {}) before the flat parameters are made, ",
            "and train by task.loss");
+  if (ranks_->data().size() > 1) ranks_->begin(backend, deadline);
 }
 
 void SlicedClassifier::step() const {
@@ -42,7 +43,8 @@ void SlicedClassifier::step() const {
 
 void SlicedClassifier::prepare(Module& model, Task& task) {
   prepared_ = true;
-  if (on_host_->size() == 1) return;
+  const Communicator& ranks = ranks_->data();
+  if (ranks.size() == 1) return;
   const CrossEntropy* const loss = task.loss.target<CrossEntropy>();
   if (!loss)
     refuse("hybrid: the softmax of this task's loss is not known to be one over slices: ",
@@ -52,17 +54,15 @@ void SlicedClassifier::prepare(Module& model, Task& task) {
   if (!last || last->has_relu())
     refuse("hybrid: the model has no Linear at its end, which could be cut over ranks: choose all-reduce");
   const std::int64_t outputs = last->outputs();
-  const int n = on_host_->size();
+  const int n = ranks.size();
   if (outputs < n)
     refuse("hybrid: ", last->path(), " has ", outputs, " outputs, and ", n,
            " ranks of a host would share them: start fewer");
   path_ = last->path();
   cuts_.clear();
   for (int k = 0; k <= n; k++) cuts_.push_back(Slice{k, n}.begin(outputs));
-  last->cut({on_host_->rank(), n},
-            [self = shared_from_this()](const Variable& x, const Variable& w, const Variable& b, bool training) {
-              return self->forward(x, w, b, training);
-            });
+  last->cut({ranks.rank(), n}, [self = shared_from_this()](const Variable& x, const Variable& w, const Variable& b,
+                                                           bool training) { return self->forward(x, w, b, training); });
   task.loss = [self = shared_from_this(), plain = *loss](const Variable& outputs, const Tensor& labels,
                                                          Tensor* correct) {
     if (!self->features_) return plain(outputs, labels, correct);  // one rank, or eval mode: rows of logits

@@ -25,7 +25,7 @@
 
 #include "autograd/variable.h"
 #include "core/spec.h"
-#include "dist/collectives/communicator.h"
+#include "dist/collectives/on_devices.h"
 #include "layers/train/task.h"
 
 namespace tandem {
@@ -45,11 +45,13 @@ class SlicedClassifier : public std::enable_shared_from_this<SlicedClassifier> {
   // Divides the model's last Linear, and computes the task's loss over the slices. Throws UsageError if the model has
   // no such layer, or the loss is not cross_entropy_loss(). With one rank on the host it divides nothing.
   void prepare(Module& model, Task& task);
-  // For a loop of the user's own: throw UsageError if prepare() was not called, or if a step did not use the task's
-  // loss.
-  void begin() const;
-  void step() const;
-  std::uint64_t sent_bytes() const { return on_host_->traffic().bytes; }
+  // Before the training on a backend, and after it. On a device the vectors go from device to device
+  // (dist/collectives/on_devices.h); deadline: seconds that any wait may last. begin() throws UsageError if prepare()
+  // was not called.
+  void begin(Backend& backend, double deadline);
+  void end() { ranks_->end(); }
+  void step() const;  // throws UsageError if a step did not use the task's loss
+  std::uint64_t sent_bytes() const { return ranks_->sent_bytes(); }
 
  private:
   // The layer. In training it returns x [b, F], and the caller must then call loss(). In eval mode it returns the
@@ -59,13 +61,12 @@ class SlicedClassifier : public std::enable_shared_from_this<SlicedClassifier> {
   // complete. smoothing, correct: as in cross_entropy().
   Variable loss(const Variable& x, const Tensor& labels, double smoothing, Tensor* correct);
   std::int64_t classes() const { return cuts_.back(); }
-  std::int64_t first() const { return cuts_[std::size_t(on_host_->rank())]; }  // the first class of this rank
-  std::int64_t width() const { return cuts_[std::size_t(on_host_->rank()) + 1] - first(); }
+  std::int64_t first() const { return cuts_[std::size_t(ranks_->data().rank())]; }  // the first class of this rank
+  std::int64_t width() const { return cuts_[std::size_t(ranks_->data().rank()) + 1] - first(); }
   Variable whole_rows(const Variable& x, const Variable& w, const Variable& b) const;
   std::vector<std::int32_t> sampled(const std::vector<double>& labels) const;
-  Tensor positions(const std::vector<double>& labels, const std::vector<std::int32_t>& chosen, Backend& backend) const;
 
-  const std::shared_ptr<Communicator> on_host_;
+  const std::shared_ptr<DataAndFlags> ranks_;  // of the host
   const double sample_;
   bool prepared_ = false;
   std::string path_;                                    // of the Linear

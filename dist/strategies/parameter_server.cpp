@@ -114,7 +114,8 @@ class ParameterServer : public Strategy {
   FlatMemory memory() override { return vectors_.memory(); }
   void begin(FlatParameters& flat, Optimizer& optimizer) override {
     flat_ = &flat;
-    if (options_.classifier) options_.classifier->begin();
+    if (options_.classifier) options_.classifier->begin(flat.backend(), options_.deadline);
+    if (machine_.size() > 1) machine_.begin(flat.backend(), options_.deadline);
     begun_ = over_ = false;
     reported_ = Clock::now();
     const auto all =
@@ -238,6 +239,8 @@ class ParameterServer : public Strategy {
       end_run();
     }
     if (flat_) std::exchange(flat_, nullptr)->on_gradient(nullptr);
+    if (options_.classifier) options_.classifier->end();
+    machine_.end();
     return server_node_.counts().measures();
   }
 

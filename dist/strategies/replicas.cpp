@@ -39,14 +39,16 @@ Buffer OnHost::of(Tensor& t) {
   return {pinned.get(), t.numel(), t.dtype()};
 }
 
-Buffer OnHost::download(Tensor& t) {
+Buffer OnHost::download(Tensor& t, const std::vector<Range>& ranges) {
   const Buffer b = of(t);
-  if (pinned) t.backend().download(b.data, t.raw(), t.bytes());
+  for (const Range& r : ranges)
+    if (pinned) t.backend().download(b.at(r.begin), part(t, r).raw(), part(t, r).bytes());
   return b;
 }
 
-void OnHost::upload(Tensor& t) {
-  if (pinned) t.backend().upload(t.raw_write(), pinned.get(), t.bytes());
+void OnHost::upload(Tensor& t, const std::vector<Range>& ranges) {
+  for (const Range& r : ranges)
+    if (pinned) t.backend().upload(part(t, r).raw_write(), of(t).at(r.begin), part(t, r).bytes());
 }
 
 FlatMemory memory_from(std::function<std::shared_ptr<void>(std::size_t bytes)> allocate) {

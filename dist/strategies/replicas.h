@@ -21,8 +21,11 @@ inline Tensor part(const Tensor& vector, Range range) { return vector.range(rang
 struct OnHost {
   std::shared_ptr<void> pinned = nullptr;  // null: the vector is already in host memory
   Buffer of(Tensor& t);
-  Buffer download(Tensor& t);
-  void upload(Tensor& t);
+  // Of the whole vector, or of these ranges.
+  Buffer download(Tensor& t) { return download(t, {{0, t.numel()}}); }
+  Buffer download(Tensor& t, const std::vector<Range>& ranges);
+  void upload(Tensor& t) { upload(t, {{0, t.numel()}}); }
+  void upload(Tensor& t, const std::vector<Range>& ranges);
 };
 
 // Every rank's text, in the order of ranks, or its numbers, as many on each rank. All ranks call it, and it waits for

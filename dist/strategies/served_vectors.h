@@ -1,6 +1,6 @@
 // The flat parameters as a server node exchanges them. A rank pushes its part of its machine's gradient
-// (machine_share.h; the whole gradient, if it is alone) and receives the new values of the same part. Vectors of a
-// device pass through host memory.
+// (machine_share.h; the whole gradient, if it is alone) and receives the new values of the same part. On a device the
+// ranks of a machine exchange vectors from device to device; only a rank's part passes through host memory.
 //
 // Gradients are pushed while backward still runs. When a range is final, it is scaled, gets its weight decay and is
 // sent. The servers stage it until push() confirms that the whole gradient is finite. Everything is sent after backward
@@ -64,10 +64,9 @@ class ServedVectors {
       refuse("the model's ", n, " parameters are too few for ", size, " ranks of a machine: start fewer");
     final_.reset();
     if (size > 1) {
-      machine_.on_host().broadcast(replicated(values_.download(flat.values)), 0).wait();
-      values_.upload(flat.values);
-      if (flat.buffers.numel() > 0) machine_.on_host().broadcast(buffers_.download(flat.buffers), 0).wait();
-      buffers_.upload(flat.buffers);
+      flat.backend().synchronize();
+      machine_.data().broadcast(replicated(flat.values), 0).wait();
+      if (flat.buffers.numel() > 0) machine_.data().broadcast(buffer(flat.buffers), 0).wait();
       flat.count_writes(flat.all());
     } else if (early && !flat.backend().on_device() && !flat.backend().asynchronous()) {
       const std::int64_t bytes = std::clamp<std::int64_t>(std::int64_t(flat.gradients.bytes()) / 64, 64 << 10, 1 << 20);
@@ -101,12 +100,12 @@ class ServedVectors {
     OnHost host;
     std::vector<std::byte> velocity_part;
     Buffer v;
-    if (velocity.defined()) v = packed(host.download(velocity), velocity_part);
+    if (velocity.defined()) v = packed(host.download(velocity, ranges_), velocity_part);
     std::vector<RuleBlock> blocks_part;
     for (const Range& r : ranges_)
       blocks_part.insert(blocks_part.end(), blocks.begin() + r.begin / FlatParameters::alignment,
                          blocks.begin() + r.end / FlatParameters::alignment);
-    node_.begin(packed(values_.download(flat_->values), pulled_), present_buffers(), std::move(blocks_part),
+    node_.begin(packed(values_.download(flat_->values, ranges_), pulled_), present_buffers(), std::move(blocks_part),
                 std::move(options), std::move(leases), v);
   }
 
@@ -127,8 +126,8 @@ class ServedVectors {
     if (machine.size() > 1) {
       step.not_finite = std::isfinite(loss.item()) ? 0 : 1;
       machine_.sum(step);
-      machine.reduce_scatter(replicated(gradients_.download(flat_->gradients)), Combine::sum, cuts_).wait();
-      gradients_.upload(flat_->gradients);
+      flat_->backend().synchronize();
+      machine_.data().reduce_scatter(replicated(flat_->gradients), Combine::sum, cuts_).wait();
     }
     for (std::size_t r = 0; sends_ && r < final_->size(); r++)
       if (!final_->complete(r) || final_->empty(r)) push_early((*final_)[r]);
@@ -152,7 +151,7 @@ class ServedVectors {
     return all_finite(flat_->gradients);
   }
   void push(std::int64_t samples, const MetricSums& sums) {
-    node_.push(packed(gradients_.download(flat_->gradients), pushed_), present_buffers(), samples, sums);
+    node_.push(packed(gradients_.download(flat_->gradients, ranges_), pushed_), present_buffers(), samples, sums);
   }
   void pull() {
     node_.pull(values(), buffers());
@@ -170,15 +169,12 @@ class ServedVectors {
     if (!into.defined()) return;
     OnHost host;
     std::vector<std::byte> memory;
-    const Buffer b = host.of(into);
-    if (!node_.velocity(part(b, memory))) return;
-    unpack(memory, b);
-    host.upload(into);
+    if (node_.velocity(part(host.of(into), memory))) unpack(memory, host, into);
   }
   Tensor& momentum() { return m_; }  // with rounds: the servers' m, to and from checkpoints
 
  private:
-  Buffer replicated(Buffer vector) const { return {vector.data, cuts_.back(), vector.dtype}; }
+  Buffer replicated(Tensor& vector) const { return {vector.raw_write(), cuts_.back(), vector.dtype()}; }
   // This rank's part of a vector: in place if it is one range, otherwise in `memory`.
   Buffer part(Buffer vector, std::vector<std::byte>& memory) const {
     if (ranges_.size() == 1) return {vector.at(ranges_[0].begin), ranges_[0].length(), vector.dtype};
@@ -197,16 +193,19 @@ class ServedVectors {
     return all;
   }
 
-  // The parts of all ranks of the machine.
-  void unpack(const std::vector<std::byte>& memory, Buffer vector) {
+  // Writes this rank's part to the vector, and then those of all ranks of the machine.
+  void unpack(const std::vector<std::byte>& memory, OnHost& host, Tensor& vector) {
     const std::byte* from = memory.data();
     for (const Range& r : ranges_) {
       if (ranges_.size() == 1) break;  // it is in place
-      const std::ptrdiff_t bytes = vector.at(r.end) - vector.at(r.begin);
-      std::copy_n(from, bytes, vector.at(r.begin));
+      const Buffer on_host = host.of(vector);
+      const std::ptrdiff_t bytes = on_host.at(r.end) - on_host.at(r.begin);
+      std::copy_n(from, bytes, on_host.at(r.begin));
       from += bytes;
     }
-    machine_.on_host().all_gather(replicated(vector), cuts_).wait();
+    host.upload(vector, ranges_);
+    vector.backend().synchronize();
+    machine_.data().all_gather(replicated(vector), cuts_).wait();
   }
 
   // The first rank of a machine pushes the running statistics for the machine.
@@ -214,9 +213,8 @@ class ServedVectors {
   Buffer present_buffers() { return machine_.leads() ? buffers_.download(flat_->buffers) : Buffer{}; }
   Buffer values() { return part(values_.of(flat_->values), pulled_); }
   void take() {
-    unpack(pulled_, values_.of(flat_->values));
+    unpack(pulled_, values_, flat_->values);
     if (flat_->buffers.numel() > 0) machine_.on_host().broadcast(buffers_.of(flat_->buffers), 0).wait();
-    values_.upload(flat_->values);
     buffers_.upload(flat_->buffers);
     flat_->count_writes(flat_->all());
     if (theta_.defined()) theta_.copy_from(flat_->values);

@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 
 #include "autograd/ops.h"
 #include "core/backend.h"
+#include "core/elementwise.h"
 #include "core/random.h"
 #include "core/step.h"
 #include "dist/strategies/hybrid.h"
@@ -16,12 +16,12 @@ namespace tandem {
 namespace {
 
 using Numbers = std::vector<double>;
-using Over = std::shared_ptr<Communicator>;
+using Over = std::shared_ptr<DataAndFlags>;
 
 // Where the rows of each rank begin among the rows of all ranks.
-Cuts rows_of_all(Communicator& over, const Tensor& mine) {
+Cuts rows_of_all(DataAndFlags& over, const Tensor& mine) {
   Cuts rows{0};
-  for (double n : gather_numbers(over, {double(mine.size(0))})) rows.push_back(rows.back() + std::int64_t(n));
+  for (double n : gather_numbers(over.flags(), {double(mine.size(0))})) rows.push_back(rows.back() + std::int64_t(n));
   return rows;
 }
 
@@ -31,16 +31,14 @@ Cuts times(Cuts rows, std::int64_t n) {
 }
 
 // The rows of all ranks: mine [b, …] → [B, …].
-Tensor gather_rows(Communicator& over, const Tensor& mine, const Cuts& rows) {
+Tensor gather_rows(DataAndFlags& over, const Tensor& mine, const Cuts& rows) {
+  const auto me = std::size_t(over.data().rank());
   Shape shape = mine.shape();
   shape[0] = rows.back();
-  const Cuts cuts = times(rows, mine.numel() / mine.size(0));
   Tensor all(mine.backend(), shape, mine.dtype());
-  OnHost host;
-  const Buffer b = host.of(all);
-  mine.backend().download(b.at(cuts[std::size_t(over.rank())]), mine.raw(), mine.bytes());
-  over.all_gather(b, cuts).wait();
-  host.upload(all);
+  all.slice(rows[me], rows[me + 1]).copy_from(mine);
+  mine.backend().synchronize();  // a communicator for a device expects that the device is done with the buffer
+  over.data().all_gather(buffer(all), times(rows, mine.numel() / mine.size(0))).wait();
   return all;
 }
 
@@ -51,74 +49,35 @@ struct GatherRows : Node {
   GatherRows(Over o, Cuts r) : Node(name), over(std::move(o)), rows(std::move(r)) {}
   // Every rank has one summand of the gradient of all rows.
   void backward(Tensor dy, std::span<GradientSlot> slots) override {
-    const auto me = std::size_t(over->rank());
-    const std::int64_t columns = dy.numel() / dy.size(0);
+    const auto me = std::size_t(over->data().rank());
     if (!dy.unique()) dy = dy.clone();
-    OnHost host;
-    const Buffer all = host.download(dy);
-    over->reduce_scatter(all, Combine::sum, times(rows, columns)).wait();
-    Shape shape = dy.shape();
-    shape[0] = rows[me + 1] - rows[me];
-    Tensor mine(dy.backend(), shape, dy.dtype());
-    dy.backend().upload(mine.raw_write(), all.at(rows[me] * columns), mine.bytes());
-    slots[0].accumulate(std::move(mine));
+    dy.backend().synchronize();
+    over->data().reduce_scatter(buffer(dy), Combine::sum, times(rows, dy.numel() / dy.size(0))).wait();
+    slots[0].accumulate(dy.slice(rows[me], rows[me + 1]).clone());
   }
 };
 
 // ---- the loss -------------------------------------------------------------------------------------------------------
-// saved: the slice of the logits, labels, and the logarithm of each row's Σ e^z. A rank's loss is the mean over its own
-// rows.
+// saved: the slice of the logits, the labels' positions in it, and the logarithm of each row's Σ e^z. A rank's loss is
+// the mean over its own rows.
 struct SlicedCrossEntropy : Node {
   static constexpr auto name = "sliced_cross_entropy";
   Over over;
   Cuts rows;
-  SliceGradient how;
-  SlicedCrossEntropy(Over o, Cuts r, const SliceGradient& h)
-      : Node(name), over(std::move(o)), rows(std::move(r)), how(h) {}
+  SliceTargets targets;
+  SlicedCrossEntropy(Over o, Cuts r, const SliceTargets& t)
+      : Node(name), over(std::move(o)), rows(std::move(r)), targets(t) {}
   void backward(Tensor dy, std::span<GradientSlot> slots) override {
-    const Tensor &z = kept(0), &labels = kept(1), &log_sum = kept(2);
-    const auto me = std::size_t(over->rank());
-    const Numbers each = gather_numbers(*over, {dy.item() / double(rows[me + 1] - rows[me])});
-    Numbers weight;
-    for (std::size_t k = 0; k < each.size(); k++)
-      weight.insert(weight.end(), std::size_t(rows[k + 1] - rows[k]), each[k]);
+    const Tensor &z = kept(0), &positions = kept(1), &log_sum = kept(2);
+    const auto me = std::size_t(over->data().rank());
+    const std::int64_t own = rows[me + 1] - rows[me];
+    NoGrad off;
+    const Variable share(Tensor::full(z.backend(), {own}, 1 / double(own), dy.dtype()));
+    const Tensor weight = gather_rows(*over, (share * Variable(dy)).value(), rows);
     auto [dz, add] = slots[0].destination(z.backend(), z.shape(), z.dtype());
-    how.add = add;
-    slice_gradient(z, labels, log_sum, Tensor::of(z.backend(), log_sum.shape(), weight, log_sum.dtype()), how, *dz);
+    slice_gradient(z, positions, log_sum, weight, targets, add, *dz);
   }
 };
-
-// Results for whole rows, combined from all slices in the same order on all ranks.
-struct JoinedRows {
-  Numbers log_sum;
-  // For this rank's rows: the sum of the losses, and the number of rows whose largest logit is the label's
-  double total = 0, right = 0;
-};
-// mine: of slice_of_rows().
-JoinedRows join(Communicator& over, const Numbers& mine, const Cuts& rows, double smoothing, double everywhere) {
-  const Numbers all = gather_numbers(over, mine);
-  const auto me = std::size_t(over.rank());
-  const double* const end = all.data() + all.size();
-  JoinedRows joined;
-  for (std::int64_t r = 0; r < rows.back(); r++) {
-    double largest = -INFINITY, first = 0, label = 0, logits = 0, sum = 0;
-    for (const double* s = &all[std::size_t(r * slice_numbers)]; s < end; s += mine.size()) {
-      if (s[0] > largest) {
-        largest = s[0];
-        first = s[3];
-      }
-      label += s[2];
-      logits += s[4];
-    }
-    for (const double* s = &all[std::size_t(r * slice_numbers)]; s < end; s += mine.size())
-      sum += s[1] * std::exp(s[0] - largest);
-    joined.log_sum.push_back(std::log(sum) + largest);
-    if (r < rows[me] || r >= rows[me + 1]) continue;
-    joined.total += joined.log_sum.back() - (1 - smoothing) * label - everywhere * logits;
-    joined.right += first;
-  }
-  return joined;
-}
 
 // In eval mode no gradient passes through the layer.
 struct WholeRows : Node {
@@ -137,6 +96,8 @@ Variable SlicedClassifier::forward(const Variable& x, const Variable& w, const V
   features_ = nullptr;
   waits_ = false;
   require(x.rank() == 2, "hybrid: the input of ", path_, " must be [rows, features], not ", x.shape());
+  require(mode().alone || ranks_->on_device() == x.backend().asynchronous(), "hybrid: ", path_,
+          " is cut over ranks: call strategy->begin() before the model computes on ", x.backend().name());
   if (mode().alone) return pad(linear(x, w, b), 1, first(), classes() - first() - width());
   if (!training) return whole_rows(x, w, b);
   features_ = x.value().raw();
@@ -146,35 +107,30 @@ Variable SlicedClassifier::forward(const Variable& x, const Variable& w, const V
 
 // The logits of all classes for this rank's rows. Each rank sends its slice of them.
 Variable SlicedClassifier::whole_rows(const Variable& x, const Variable& w, const Variable& b) const {
-  const Cuts rows = rows_of_all(*on_host_, x.value());
-  const auto me = std::size_t(on_host_->rank()), n = std::size_t(on_host_->size());
-  std::vector<Variable> parts;
+  Communicator& ranks = ranks_->data();
+  const Cuts rows = rows_of_all(*ranks_, x.value());
+  const auto me = std::size_t(ranks.rank()), n = std::size_t(ranks.size());
+  Tensor whole;
   {
     NoGrad off;
-    Tensor z = linear(Variable(gather_rows(*on_host_, x.value(), rows)), w, b).value();
-    OnHost sent;
-    const Buffer mine = sent.download(z);
-    std::vector<OnHost> hosts(n);
+    const Tensor z = linear(Variable(gather_rows(*ranks_, x.value(), rows)), w, b).value();
+    std::vector<Tensor> to, from;  // by rank
+    for (std::size_t k = 0; k < n; k++) {
+      to.push_back(z.slice(rows[k], rows[k + 1]));
+      from.push_back(Tensor(z.backend(), {rows[me + 1] - rows[me], cuts_[k + 1] - cuts_[k]}, z.dtype()));
+    }
+    from[me].copy_from(to[me]);
+    z.backend().synchronize();
     std::vector<Work> works;
     for (std::size_t k = 0; k < n; k++) {
-      Tensor part(z.backend(), {rows[me + 1] - rows[me], cuts_[k + 1] - cuts_[k]}, z.dtype());
-      parts.push_back(Variable(part));
-      if (k == me) {
-        part.copy_from(z.slice(rows[me], rows[me + 1]));
-        continue;
-      }
-      works.push_back(on_host_->recv(int(k), hosts[k].of(part)));
-      works.push_back(
-          on_host_->send(int(k), {mine.at(rows[k] * width()), (rows[k + 1] - rows[k]) * width(), mine.dtype}));
+      if (k == me) continue;
+      works.push_back(ranks.recv(int(k), buffer(from[k])));
+      works.push_back(ranks.send(int(k), buffer(to[k])));
     }
     for (Work& work : works) work.wait();
-    for (std::size_t k = 0; k < n; k++) {
-      Tensor part = parts[k].value();
-      if (k != me) hosts[k].upload(part);
-    }
-    parts = {cat(parts, 1)};
+    whole = cat(std::vector<Variable>(from.begin(), from.end()), 1).value();
   }
-  return record<WholeRows>(parts[0].value(), {&x, &w, &b}, {});
+  return record<WholeRows>(whole, {&x, &w, &b}, {});
 }
 
 // The positions in the slice of the classes that a step uses, in order.
@@ -187,7 +143,7 @@ std::vector<std::int32_t> SlicedClassifier::sampled(const Numbers& labels) const
   }
   StepState state;
   if (const Tensor& s = mode().step_state; s.defined()) s.backend().download(&state, s.raw(), sizeof state);
-  const Philox random(state.seed, Stream::classes, state.epoch, batch + std::uint32_t(on_host_->rank()));
+  const Philox random(state.seed, Stream::classes, state.epoch, batch + std::uint32_t(ranks_->data().rank()));
   const std::int64_t there = std::count(occurs.begin(), occurs.end(), true);
   std::int64_t others = width() - there, wanted = std::int64_t(std::ceil(sample_ * double(width()))) - there;
   std::vector<std::int32_t> chosen;
@@ -202,50 +158,47 @@ std::vector<std::int32_t> SlicedClassifier::sampled(const Numbers& labels) const
   return chosen;
 }
 
-// The position of each row's class among the chosen ones; −1 if the class is another rank's.
-Tensor SlicedClassifier::positions(const Numbers& labels, const std::vector<std::int32_t>& chosen,
-                                   Backend& backend) const {
-  Numbers places;
-  for (double y : labels) {
-    const auto at = std::lower_bound(chosen.begin(), chosen.end(), std::int64_t(y) - first());
-    places.push_back(at != chosen.end() && *at == std::int64_t(y) - first() ? double(at - chosen.begin()) : -1);
-  }
-  return Tensor::of(backend, {std::int64_t(labels.size())}, places, DType::i32);
-}
-
 Variable SlicedClassifier::loss(const Variable& x, const Tensor& labels, double smoothing, Tensor* correct) {
   Scope scope(path_);
   waits_ = false;
-  const Cuts rows = rows_of_all(*on_host_, x.value());
-  const std::int64_t own = rows[std::size_t(on_host_->rank()) + 1] - rows[std::size_t(on_host_->rank())];
-  const DType wide = x.dtype() == DType::f64 ? DType::f64 : DType::f32;
-  const Variable all = record<GatherRows>(gather_rows(*on_host_, x.value(), rows), {&x}, {}, on_host_, rows);
-  const Numbers y = gather_rows(*on_host_, labels, rows).values();
-  for (double label : y)
-    require(label >= 0 && label < double(classes()), "hybrid: the label ", label, ", but there are ", classes(),
-            " classes: labels are 0 to ", classes() - 1);
-  std::vector<std::int32_t> chosen(static_cast<std::size_t>(width()));
-  std::iota(chosen.begin(), chosen.end(), 0);
+  Backend& backend = x.backend();
+  const Cuts rows = rows_of_all(*ranks_, x.value());
+  const auto me = std::size_t(ranks_->data().rank());
+  const Variable all = record<GatherRows>(gather_rows(*ranks_, x.value(), rows), {&x}, {}, ranks_, rows);
+  const Tensor y = gather_rows(*ranks_, labels, rows);
+  if (!backend.asynchronous())
+    for (double label : y.values())
+      require(label >= 0 && label < double(classes()), "hybrid: the label ", label, ", but there are ", classes(),
+              " classes: labels are 0 to ", classes() - 1);
+  Tensor places;
   Variable w = *weight_, b = *bias_;
   double taking_part = double(classes());
   if (sample_ < 1) {
-    chosen = sampled(y);
+    const std::vector<std::int32_t> chosen = sampled(y.values());
+    Numbers place(std::size_t(width()), -1);
+    for (std::size_t i = 0; i < chosen.size(); i++) place[std::size_t(chosen[i])] = double(i);
+    places = Tensor::of(backend, {width()}, place, DType::i32);
     const Tensor index =
-        Tensor::of(x.backend(), {std::int64_t(chosen.size())}, Numbers(chosen.begin(), chosen.end()), DType::i32);
+        Tensor::of(backend, {std::int64_t(chosen.size())}, Numbers(chosen.begin(), chosen.end()), DType::i32);
     w = embedding(w, index);
     if (b.defined()) b = squeeze(embedding(unsqueeze(b, 1), index), 1);
     taking_part = 0;
-    for (double n : gather_numbers(*on_host_, {double(chosen.size())})) taking_part += n;
+    for (double n : gather_numbers(ranks_->flags(), {double(chosen.size())})) taking_part += n;
   }
   const Variable z = linear(all, w, b);
-  const Tensor local = positions(y, chosen, x.backend());
-  const double everywhere = smoothing / taking_part;
-  const JoinedRows joined = join(*on_host_, slice_of_rows(z.value(), local), rows, smoothing, everywhere);
-  if (correct) correct->fill(correct->item() + joined.right);
-  const Tensor mean = Tensor::of(x.backend(), {}, {joined.total / double(own)}, wide),
-               log_sum = Tensor::of(x.backend(), {rows.back()}, joined.log_sum, wide);
-  return record<SlicedCrossEntropy>(mean, {&z}, {z.value(), local, log_sum}, on_host_, rows,
-                                    SliceGradient{.at_label = 1 - smoothing, .everywhere = everywhere});
+  const Tensor positions = slice_positions(y, first(), width(), places);
+  const SliceTargets targets{.at_label = 1 - smoothing, .everywhere = smoothing / taking_part};
+  const int slices = ranks_->data().size();
+  const Tensor mine = slice_of_rows(z.value(), positions).reshape({1, rows.back(), slice_numbers});
+  const JoinedRows joined = join_slices(gather_rows(*ranks_, mine, even_cuts(slices, slices)), y, targets, classes());
+  const auto own = [&](const Tensor& of_rows) { return Variable(of_rows.slice(rows[me], rows[me + 1])); };
+  if (correct) {
+    Tensor count = sum(own(joined.right)).value().cast(DType::f64).reshape(correct->shape());
+    add_into(count, correct->cast(DType::f64));
+    correct->copy_from(count);
+  }
+  return record<SlicedCrossEntropy>(mean(own(joined.loss)).value(), {&z}, {z.value(), positions, joined.log_sum},
+                                    ranks_, rows, targets);
 }
 
 }  // namespace tandem
