@@ -27,7 +27,7 @@ struct Batch {
   double weight() const { return own_weight > 0 ? own_weight : double(size()) / double(over_ranks()); }
 };
 
-// The workers, where each has pictures of its own (datasets/partition.h).
+// The division of the pictures among the workers, if each has pictures of its own (datasets/partition.h).
 struct Parts {
   std::string name = {};                           // "dirichlet:alpha=0.5 among 4 workers"
   std::vector<std::vector<double>> pictures = {};  // of each worker and class; empty: all draw from all pictures
@@ -68,13 +68,14 @@ class BatchSource {
   virtual Batch make(std::int64_t epoch, std::int64_t index) = 0;
   // The next make() will be for this batch: it may be made in advance.
   virtual void make_ahead(std::int64_t epoch, std::int64_t index) { (void)epoch, (void)index; }
-  // The parts of `workers` workers, and the batches of one of them, with 1/shares of the usual size. Null: see Parts.
+  // parts(): the division among `workers` workers. part(): one worker's batches, with 1/shares of the usual size; null:
+  // all draw from all pictures.
   virtual Parts parts([[maybe_unused]] int workers) const { return {}; }
   virtual std::unique_ptr<BatchSource> part([[maybe_unused]] int worker, [[maybe_unused]] int workers,
                                             [[maybe_unused]] int shares = 1) const {
     return nullptr;
   }
-  // The data that a program needs to give a trained model further pictures, as text; saved with the weights.
+  // The settings, as text, with which a program prepares further pictures for a trained model. Saved with the weights.
   virtual std::map<std::string, std::string> description() const { return {}; }
 
  private:

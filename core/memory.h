@@ -87,10 +87,10 @@ class MemorySource {
   virtual std::string state() const { return {}; }
   // An estimate of the bytes that acquire can still return; −1: unknown
   virtual std::size_t left() const { return std::size_t(-1); }
-  // Gives the physical pages of this part of a block back. Its contents are lost; the next write takes pages again.
+  // Returns the physical pages of this part of a block to the system. The contents are lost; a write takes new pages.
   virtual void discard(void* at, std::size_t bytes) { (void)at, (void)bytes; }
-  // How many bytes of a block take physical memory. The rest is address space without a write so far, and is still
-  // counted in left().
+  // The bytes of a block that take physical memory. The rest is address space that has not been written to; left()
+  // still counts it.
   virtual std::size_t touched(const void* block, std::size_t bytes) const { return (void)block, bytes; }
 };
 
@@ -154,7 +154,7 @@ class CachingAllocator : public Counted {
   void trim();  // returns segments and slabs that are completely free to the source, except those of pools
   int new_pool() { return ++pools_; }
   void use_pool(int pool);      // from now on; 0: none. Throws when a pool is in use already
-  void release_pool(int pool);  // its memory is ordinary from now on; blocks still held, as soon as they are given back
+  void release_pool(int pool);  // makes its memory ordinary; blocks in use become ordinary when they are given back
   const char* name() const { return source_->name(); }
   MemoryStatistics statistics() const;
   // Limits live_bytes; 0: no limit. When a request is `bytes` too large, `relieve(bytes)` is called on the requesting
@@ -224,7 +224,7 @@ class Scratch {
  public:
   Scratch(CachingAllocator& memory, std::size_t bytes) : memory_(memory) {
     MemoryUse use(Use::scratch);
-    if (bytes) data_ = static_cast<std::byte*>(memory.take(bytes + 64));  // 64: between two pieces
+    if (bytes) data_ = static_cast<std::byte*>(memory.take(bytes + 64));  // 64: aligns the second of two pieces
   }
   ~Scratch() { memory_.give(data_); }
   Scratch(const Scratch&) = delete;

@@ -43,10 +43,10 @@ class Mover {
   // The copies since the last call, for a trace. Waits for a device.
   virtual std::vector<Moved> moved() { return std::exchange(moved_, {}); }
   virtual void timed(bool on) { (void)on; }     // off: rates() and moved() leave out a device's copies from now on
-  virtual std::string description() const = 0;  // "a scratch file in /tmp (direct)"
+  virtual std::string description() const = 0;  // "a scratch file in /tmp"
 
  protected:
-  struct Rate {  // of the last second or two: disks change theirs
+  struct Rate {  // over the last second or two, since a disk's rate changes
     double bytes = 0, seconds = 0;
     void add(std::size_t more, double in) {
       if (seconds > 1) {
