@@ -135,7 +135,7 @@ class Backend {
   virtual std::unique_ptr<Queue> new_queue();                // another queue, for copies and collectives
   virtual std::unique_ptr<Event> new_event();                // events and queues must be destroyed before the backend
   virtual std::shared_ptr<void> pinned(std::size_t bytes);   // host memory that the device reads and writes
-  virtual std::string identity() const { return {}; }        // of the device, unique over all machines; empty: the host
+  virtual std::string identity() const { return {}; }        // the device's, unique over all machines; empty: the host
 
   // Called when the owner of weights is destroyed: the backend drops its prepared copies (weights in its own layout).
   virtual void forget(const WriteCount& owner) { (void)owner; }

@@ -89,7 +89,7 @@ class FileMover : public Mover {
   struct Copy {
     std::int64_t at = 0;
     std::size_t bytes = 0;
-    Result result;  // of the last copy out or in
+    Result result;  // the result of the last copy out or in
   };
   struct Lane {
     Result last;

@@ -82,7 +82,7 @@ class MemorySource {
   virtual const char* name() const = 0;
   // Large blocks are cut from segments of this size
   virtual std::size_t segment_bytes() const { return std::size_t{64} << 20; }
-  // How much memory is free and what holds the rest, for the out-of-memory message: "0.4 GiB of 80 GiB are free".
+  // The free memory and the use of the rest, for the out-of-memory message: "0.4 GiB of 80 GiB are free".
   // Empty: unknown.
   virtual std::string state() const { return {}; }
   // An estimate of the bytes that acquire can still return; −1: unknown
@@ -100,7 +100,7 @@ enum class Use : std::uint8_t { other, parameters, gradients, optimizer, data, a
 inline constexpr int uses = 8;
 const char* name_of(Use use);  // "optimizer state"
 
-Use& memory_use();                 // of this thread's requests
+Use& memory_use();                 // the purpose of this thread's requests
 std::uint64_t& memory_requests();  // the number of requests that this thread has made
 struct MemoryUse : Restored<Use> {
   explicit MemoryUse(Use use) : Restored(memory_use(), use) {}
@@ -153,7 +153,7 @@ class CachingAllocator : public Counted {
   void give(void* block) noexcept;
   void trim();  // returns segments and slabs that are completely free to the source, except those of pools
   int new_pool() { return ++pools_; }
-  void use_pool(int pool);      // from now on; 0: none. Throws when a pool is in use already
+  void use_pool(int pool);      // for all requests from now on; 0: none. Throws when a pool is in use already
   void release_pool(int pool);  // makes its memory ordinary; blocks in use become ordinary when they are given back
   const char* name() const { return source_->name(); }
   MemoryStatistics statistics() const;
@@ -170,7 +170,7 @@ class CachingAllocator : public Counted {
   static std::size_t size_class(std::size_t bytes);  // the size that a request is rounded up to
 
  private:
-  struct Piece {  // of a segment; the pieces of one segment are consecutive in pieces_
+  struct Piece {  // a part of a segment; the pieces of one segment are consecutive in pieces_
     std::size_t bytes;
     std::byte* segment;
     int pool;  // 0: none
@@ -185,7 +185,7 @@ class CachingAllocator : public Counted {
   struct Slab {  // memory from the source, cut into small blocks of one size
     std::size_t bytes = 0, block = 0;
     int pool = 0;
-    std::vector<Use> use = {};  // of each block
+    std::vector<Use> use = {};  // the purpose of each block
     std::size_t live = 0;       // blocks that are handed out
   };
   using Slabs = std::map<std::byte*, Slab>;

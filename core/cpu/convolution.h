@@ -32,7 +32,7 @@ struct Choice {
   Pass pass;
   DType dtype;
   Algorithm algorithm;
-  std::vector<std::pair<Algorithm, double>> milliseconds;  // of each that was timed; empty: none was
+  std::vector<std::pair<Algorithm, double>> milliseconds;  // of each timed algorithm; empty: none was timed
   std::string library_kernel;                              // oneDNN's impl_info_str(); empty: it has none
 };
 

@@ -17,7 +17,7 @@ inline WeightKey key_of(In<float> w) {
 struct Shared {
   int threads;
   Convolution convolution;
-  Moments moments = {};     // of the result of the last convolution
+  Moments moments = {};     // the sums of the result of the last convolution
   WeightKey measured = {};  // identifies that result
 };
 

@@ -1,6 +1,6 @@
 // Batch norm's gradient in two passes over memory: the first computes Σ d and Σ d·(x − center), the second writes
-// dx (+)= d·scale + (x − center)·slope + constant. d is dy, or 0 where the output of the ReLU behind is 0. This mask is
-// computed from y, or from x·scale + offset.
+// dx (+)= d·scale + (x − center)·slope + constant. d is dy, or 0 where the output of the ReLU after it is 0. This mask
+// is computed from y, or from x·scale + offset.
 #pragma once
 #include <functional>
 #include <vector>

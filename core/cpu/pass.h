@@ -19,7 +19,7 @@ namespace tandem::cpu {
 struct Moments {
   static constexpr std::int64_t fields = 3;  // shift, Σ(y − shift), Σ(y − shift)²
   std::int64_t channels = 0;
-  std::vector<std::int64_t> rows;  // of each part; empty: nothing was measured
+  std::vector<std::int64_t> rows;  // rows of each part; empty: nothing was measured
   std::vector<float> parts;        // [part][field][channel]; keeps its memory from step to step
 
   void clear() { rows.clear(); }
@@ -60,9 +60,9 @@ struct ConvCall {
   T* x;
   float* w;
   T* y;
-  WeightKey key = {};      // of w
+  WeightKey key = {};      // the state of w
   bool add = false;        // adds to the gradient; false: its old contents are not read
-  Epilogue epilogue = {};  // of a forward pass
+  Epilogue epilogue = {};  // for a forward pass
 };
 
 // Calls body(first, count) for every vector of n elements; the last vector may be shorter.

@@ -3,7 +3,7 @@
 // written once for both types.
 //
 // load and store move whole vectors; with n ≤ VL, the first n elements: a load fills the rest with zeros, a store does
-// not change the memory behind. With AVX-512 they are one or two instructions, which g++ 12 does not choose itself.
+// not change the memory after them. With AVX-512 they are one or two instructions, which g++ 12 does not choose itself.
 // (The maskz forms with all lanes on are used because g++ 12 warns about its own headers for the plain ones.)
 #pragma once
 #include <algorithm>

@@ -36,7 +36,7 @@ template <class T>
 alignas(64) const T outside[max_channels] = {};  // the pixels outside a picture
 
 int block_of(int channels) { return channels % 64 == 0 ? 64 : channels % 32 == 0 ? 32 : 16; }
-std::size_t plane(std::size_t floats) { return floats + 3 * 16; }  // of one p: padded by an odd number of cache lines
+std::size_t plane(std::size_t floats) { return floats + 3 * 16; }  // one p, padded by an odd number of cache lines
 
 // The pictures that a pass reads (h × w) and writes (out_h × out_w), cut into 4×4 tiles of the output.
 struct Tiling {

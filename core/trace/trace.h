@@ -48,7 +48,7 @@ class Trace {
     const std::string* where = nullptr;  // path of the module; must live until the trace is read; null: none
     std::int64_t begin = 0, end = 0;     // ns since the trace began
     std::int64_t number = -1;            // number of the step or the batch; −1: none
-    double flops = 0, bytes = 0;         // of the work; 0: unknown. A counter has its value in `bytes`
+    double flops = 0, bytes = 0;         // the work; 0: unknown. A counter has its value in `bytes`
     std::int64_t mark = -1;              // the device's mark at its begin; −1: the mark before its end, or none
   };
 
