@@ -6,7 +6,7 @@ namespace {
 
 struct Operand {
   const Tensor* tensor;  // null: absent
-  std::int64_t numel;    // that it must have
+  std::int64_t numel;    // the required number of elements
 };
 using Operands = std::initializer_list<Operand>;
 

@@ -46,7 +46,7 @@ struct NormOutputs {
 };
 
 // A tensor as a kernel receives it: a pointer of the right type (null: an optional tensor is absent), and the tensor
-// itself, under whose write count a backend may keep something that it has prepared. In<T> is read, Out<T> is written.
+// itself, whose write count identifies the state of prepared copies. In<T> is read, Out<T> is written.
 template <class T>
 struct In {
   const T* data = nullptr;
@@ -68,7 +68,7 @@ struct Out {
 template <class T>
 class Kernels {
  public:
-  using P = Accumulator<T>;  // of parameters, their gradients, statistics and losses
+  using P = Accumulator<T>;  // the type of parameters, their gradients, statistics and losses
   virtual ~Kernels() = default;
   // c[m, n] (+)= op(a)·op(b) for `batch` matrices that are stored one after another
   virtual void gemm(bool transpose_a, bool transpose_b, std::int64_t batch, std::int64_t m, std::int64_t n,
@@ -135,7 +135,7 @@ class Backend {
   virtual std::unique_ptr<Queue> new_queue();                // another queue, for copies and collectives
   virtual std::unique_ptr<Event> new_event();                // events and queues must be destroyed before the backend
   virtual std::shared_ptr<void> pinned(std::size_t bytes);   // host memory that the device reads and writes
-  virtual std::string identity() const { return {}; }        // of the device, unique over all machines; empty: the host
+  virtual std::string identity() const { return {}; }        // the device's, unique over all machines; empty: the host
 
   // Called when the owner of weights is destroyed: the backend drops its prepared copies (weights in its own layout).
   virtual void forget(const WriteCount& owner) { (void)owner; }
@@ -231,8 +231,8 @@ class Backend {
   bool deterministic_ = false;
 };
 
-// Throws Error when t, an input of an operation beside x, is not on the backend, or is a parameter and not f32, or f64
-// if x is f64.
+// Checks t, an operand of the operation `op` whose input is x. Throws Error when t is not on the backend, or when it is
+// a parameter and its type is not f32 (f64 if x is f64).
 void check_operand(const char* op, const Backend& backend, const Tensor& x, const Tensor& t, bool is_parameter);
 
 // Plain loops over float, bf16 or double. It is slow; the other backends are tested against it.

@@ -17,7 +17,7 @@ struct Batch {
   Tensor other_labels;
   double share = 1;        // at least one half, the same for the whole batch
   Tensor samples;          // i32 [b]: the index of each picture in the data set, part of the random numbers' address
-  std::int64_t index = 0;  // of this batch in its epoch, from 0
+  std::int64_t index = 0;  // the number of this batch in its epoch, from 0
   std::int64_t epoch = 0;
   std::int64_t global = 0;  // pictures in this batch over all ranks: b / global is this rank's weight; 0: one rank
   double own_weight = 0;    // this rank's weight, where it draws from pictures of its own; 0: as above
@@ -27,13 +27,13 @@ struct Batch {
   double weight() const { return own_weight > 0 ? own_weight : double(size()) / double(over_ranks()); }
 };
 
-// The workers, where each has pictures of its own (datasets/partition.h).
+// The division of the pictures among the workers, if each has pictures of its own (datasets/partition.h).
 struct Parts {
   std::string name = {};                           // "dirichlet:alpha=0.5 among 4 workers"
-  std::vector<std::vector<double>> pictures = {};  // of each worker and class; empty: all draw from all pictures
+  std::vector<std::vector<double>> pictures = {};  // number by worker and class; empty: all draw from all pictures
   std::int64_t batch = 1;                          // pictures in a batch
-  std::uint64_t seed = 0;                          // of the run
-  std::int64_t of(int worker, std::size_t first = 0, std::size_t last = SIZE_MAX) const {  // of these classes
+  std::uint64_t seed = 0;                          // the run's seed
+  std::int64_t of(int worker, std::size_t first = 0, std::size_t last = SIZE_MAX) const {  // pictures of these classes
     double sum = 0;
     for (std::size_t c = first; c < pictures[worker].size() && c <= last; c++) sum += pictures[worker][c];
     return std::int64_t(sum);
@@ -55,7 +55,7 @@ class BatchSource {
     next_ = first;
   }
   // The next batch, or false at the end of the epoch. The batch is valid until the next call of next() or start(). The
-  // default makes each batch when it is asked for.
+  // default makes each batch when it is requested.
   virtual bool next(Batch& batch) {
     if (next_ >= batches_per_epoch()) return false;
     batch = make(epoch_, next_++);
@@ -68,13 +68,14 @@ class BatchSource {
   virtual Batch make(std::int64_t epoch, std::int64_t index) = 0;
   // The next make() will be for this batch: it may be made in advance.
   virtual void make_ahead(std::int64_t epoch, std::int64_t index) { (void)epoch, (void)index; }
-  // The parts of `workers` workers, and the batches of one of them, with 1/shares of the usual size. Null: see Parts.
+  // parts(): the division among `workers` workers. part(): one worker's batches, with 1/shares of the usual size; null:
+  // all draw from all pictures.
   virtual Parts parts([[maybe_unused]] int workers) const { return {}; }
   virtual std::unique_ptr<BatchSource> part([[maybe_unused]] int worker, [[maybe_unused]] int workers,
                                             [[maybe_unused]] int shares = 1) const {
     return nullptr;
   }
-  // The data that a program needs to give a trained model further pictures, as text; saved with the weights.
+  // The settings, as text, with which a program prepares further pictures for a trained model. Saved with the weights.
   virtual std::map<std::string, std::string> description() const { return {}; }
 
  private:

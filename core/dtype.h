@@ -43,7 +43,7 @@ struct f16 {
       h = 0x7c00u;  // 65520 and more
     } else if (a >= 0x38800000u) {
       h = (a - 0x38000000u + 0xfffu + ((a >> 13) & 1u)) >> 13;
-    } else {  // denormal: adding 0.5 puts its last bit where a float's is, rounded
+    } else {  // denormal: adding 0.5 rounds it to a multiple of 2⁻²⁴
       h = std::bit_cast<std::uint32_t>(std::bit_cast<float>(a) + 0.5f) - 0x3f000000u;
     }
     bits = static_cast<std::uint16_t>(sign | h);
@@ -85,8 +85,8 @@ inline constexpr DType dtype_of = std::is_same_v<T, bf16>           ? DType::bf1
 template <class T>
 using Accumulator = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
-// Calls f.template operator()<T>() with the one of Types that `t` denotes; throws Error, which names `op`, when none
-// does.
+// Calls f.template operator()<T>() with the type T among First, Rest… that `t` denotes. Throws Error, which names `op`,
+// if there is none.
 template <class First, class... Rest, class F>
 decltype(auto) dispatch_among(DType t, const char* op, const F& f) {
   if (t == dtype_of<First>) return f.template operator()<First>();
@@ -106,7 +106,7 @@ decltype(auto) dispatch(DType t, const char* op, const F& f) {
 #endif
 }
 
-// The same for u8 and i32 too.
+// The same, also for u8 and i32.
 template <class F>
 decltype(auto) dispatch_any(DType t, const char* op, const F& f) {
   if (t == DType::u8 || t == DType::i32) return dispatch_among<std::uint8_t, std::int32_t>(t, op, f);

@@ -40,7 +40,7 @@ struct MaskPositive {
   TANDEM_HD void operator()(std::int64_t i) const { out[i] = Accumulator<T>(y[i]) <= 0 ? T(0) : dy[i]; }
 };
 
-// Not finite means: all bits of the exponent are set. Counts in integers, so that the loop vectorises.
+// v − v is 0 only if v is finite. Counts in integers, so that the loop vectorises.
 template <class T>
 std::int64_t count_not_finite(const T* x, std::int64_t n) {
   std::int64_t count = 0;

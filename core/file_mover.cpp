@@ -1,4 +1,4 @@
-// Blocks in a scratch file (core/mover.h): copies out follow each other, and so do copies in.
+// Copies blocks to a scratch file (core/mover.h). Copies out run one after another; so do copies in.
 //
 // O_DIRECT bypasses the page cache, which would keep in memory the bytes that are moved out of it. Addresses, offsets
 // and lengths must be multiples of 4 KiB. Large blocks are (the allocator aligns them); smaller ones are copied through
@@ -89,7 +89,7 @@ class FileMover : public Mover {
   struct Copy {
     std::int64_t at = 0;
     std::size_t bytes = 0;
-    Result result;  // of the last copy out or in
+    Result result;  // the result of the last copy out or in
   };
   struct Lane {
     Result last;
@@ -101,7 +101,7 @@ class FileMover : public Mover {
     c.result =
         std::async(std::launch::async, [this, &lane, before = lane.last, at = c.at, bytes = c.bytes, memory]() mutable {
           if (before.valid()) before.wait();
-          before = {};  // its memory is not needed as long as this result is
+          before = {};  // otherwise each result would keep all earlier ones
           return carry(lane, at, static_cast<std::byte*>(memory), bytes);
         });
     lane.last = c.result;

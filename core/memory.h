@@ -82,15 +82,15 @@ class MemorySource {
   virtual const char* name() const = 0;
   // Large blocks are cut from segments of this size
   virtual std::size_t segment_bytes() const { return std::size_t{64} << 20; }
-  // How much memory is free and what holds the rest, for the out-of-memory message: "0.4 GiB of 80 GiB are free".
+  // The free memory and the use of the rest, for the out-of-memory message: "0.4 GiB of 80 GiB are free".
   // Empty: unknown.
   virtual std::string state() const { return {}; }
   // An estimate of the bytes that acquire can still return; −1: unknown
   virtual std::size_t left() const { return std::size_t(-1); }
-  // Gives the physical pages of this part of a block back. Its contents are lost; the next write takes pages again.
+  // Returns the physical pages of this part of a block to the system. The contents are lost; a write takes new pages.
   virtual void discard(void* at, std::size_t bytes) { (void)at, (void)bytes; }
-  // How many bytes of a block take physical memory. The rest is address space without a write so far, and is still
-  // counted in left().
+  // The bytes of a block that take physical memory. The rest is address space that has not been written to; left()
+  // still counts it.
   virtual std::size_t touched(const void* block, std::size_t bytes) const { return (void)block, bytes; }
 };
 
@@ -100,7 +100,7 @@ enum class Use : std::uint8_t { other, parameters, gradients, optimizer, data, a
 inline constexpr int uses = 8;
 const char* name_of(Use use);  // "optimizer state"
 
-Use& memory_use();                 // of this thread's requests
+Use& memory_use();                 // the purpose of this thread's requests
 std::uint64_t& memory_requests();  // the number of requests that this thread has made
 struct MemoryUse : Restored<Use> {
   explicit MemoryUse(Use use) : Restored(memory_use(), use) {}
@@ -153,8 +153,8 @@ class CachingAllocator : public Counted {
   void give(void* block) noexcept;
   void trim();  // returns segments and slabs that are completely free to the source, except those of pools
   int new_pool() { return ++pools_; }
-  void use_pool(int pool);      // from now on; 0: none. Throws when a pool is in use already
-  void release_pool(int pool);  // its memory is ordinary from now on; blocks still held, as soon as they are given back
+  void use_pool(int pool);      // for all requests from now on; 0: none. Throws when a pool is in use already
+  void release_pool(int pool);  // makes its memory ordinary; blocks in use become ordinary when they are given back
   const char* name() const { return source_->name(); }
   MemoryStatistics statistics() const;
   // Limits live_bytes; 0: no limit. When a request is `bytes` too large, `relieve(bytes)` is called on the requesting
@@ -170,7 +170,7 @@ class CachingAllocator : public Counted {
   static std::size_t size_class(std::size_t bytes);  // the size that a request is rounded up to
 
  private:
-  struct Piece {  // of a segment; the pieces of one segment are consecutive in pieces_
+  struct Piece {  // a part of a segment; the pieces of one segment are consecutive in pieces_
     std::size_t bytes;
     std::byte* segment;
     int pool;  // 0: none
@@ -185,7 +185,7 @@ class CachingAllocator : public Counted {
   struct Slab {  // memory from the source, cut into small blocks of one size
     std::size_t bytes = 0, block = 0;
     int pool = 0;
-    std::vector<Use> use = {};  // of each block
+    std::vector<Use> use = {};  // the purpose of each block
     std::size_t live = 0;       // blocks that are handed out
   };
   using Slabs = std::map<std::byte*, Slab>;
@@ -224,7 +224,7 @@ class Scratch {
  public:
   Scratch(CachingAllocator& memory, std::size_t bytes) : memory_(memory) {
     MemoryUse use(Use::scratch);
-    if (bytes) data_ = static_cast<std::byte*>(memory.take(bytes + 64));  // 64: between two pieces
+    if (bytes) data_ = static_cast<std::byte*>(memory.take(bytes + 64));  // 64: aligns the second of two pieces
   }
   ~Scratch() { memory_.give(data_); }
   Scratch(const Scratch&) = delete;

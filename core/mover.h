@@ -27,7 +27,7 @@ class Mover {
   struct Moved {
     bool out;
     std::size_t bytes;
-    double begin, end;  // as now()
+    double begin, end;  // in the time of now()
   };
   virtual ~Mover() = default;
   // Begins to copy out. Before done(id) is true, the bytes must not change and the block must not be given back.
@@ -43,10 +43,10 @@ class Mover {
   // The copies since the last call, for a trace. Waits for a device.
   virtual std::vector<Moved> moved() { return std::exchange(moved_, {}); }
   virtual void timed(bool on) { (void)on; }     // off: rates() and moved() leave out a device's copies from now on
-  virtual std::string description() const = 0;  // "a scratch file in /tmp (direct)"
+  virtual std::string description() const = 0;  // "a scratch file in /tmp"
 
  protected:
-  struct Rate {  // of the last second or two: disks change theirs
+  struct Rate {  // over the last second or two, since a disk's rate changes
     double bytes = 0, seconds = 0;
     void add(std::size_t more, double in) {
       if (seconds > 1) {
@@ -79,8 +79,8 @@ std::unique_ptr<Mover> unified_mover(Backend& backend, std::size_t budget);
 // bytes are copied from host memory to host memory. The whole plan runs as it would with a GPU; only the clock is not
 // real.
 struct SimulatedRates {
-  double flops = 1e12, memory = 1e11;  // of operations: per second; bytes touched per second
-  double out = 1e10, in = 1e10;        // of the copy engines, bytes per second
+  double flops = 1e12, memory = 1e11;  // floating-point operations; bytes read and written; both per second
+  double out = 1e10, in = 1e10;        // bytes per second of the copy engines
   std::size_t room = std::size_t(-1);  // bytes outside; a copy that does not fit fails as on a full disk
 };
 std::unique_ptr<Mover> simulated_mover(const SimulatedRates& rates = {});

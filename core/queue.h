@@ -1,5 +1,5 @@
 // Asynchronous work. A device has one queue for all operations of its backend, and further queues for copies and
-// collectives. An event marks a position in a queue; the host asks the event whether the device has reached it. On a
+// collectives. An event marks a position in a queue; the host queries whether the device has reached it. On a
 // backend that computes on the host, work is done when the call returns, and events are done at once.
 #pragma once
 #include <cstddef>
@@ -22,7 +22,7 @@ class Event {
 class Queue {
  public:
   virtual ~Queue() = default;
-  virtual void mark(Event& event) = 0;  // of the same backend
+  virtual void mark(Event& event) = 0;  // an event of the same backend
   // A mark that only other queues wait for, not the host. In a recorded step it is an edge of the recording, and the
   // waiting queue becomes part of the recording. This queue must then wait for the work that is queued there before the
   // recording ends.
@@ -35,7 +35,7 @@ class Queue {
   virtual void send(void* device, const void* pinned, std::size_t bytes) = 0;
   // The cudaStream_t; makes its device current for the calling thread. Null without a stream
   virtual void* handle() = 0;
-  // For a trace: measures when the device does the work queued here
+  // For a trace: measures the times at which the device does the work queued here
   virtual std::unique_ptr<Follower> follower() { return nullptr; }
 };
 

@@ -17,7 +17,7 @@ class QueueMover final : public Mover {
  public:
   QueueMover(Backend& backend, OutsideMemory outside)
       : backend_(backend), outside_(std::move(outside)), fork_(backend.new_event()), out_(backend), in_(backend) {}
-  // The queue waits for every copy, so later work on it does not use the rooms.
+  // The backend's queue waits for every copy (Order), so no copy uses the rooms after this.
   ~QueueMover() override {
     try {
       backend_.synchronize();

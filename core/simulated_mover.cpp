@@ -53,7 +53,7 @@ class SimulatedMover : public Mover {
     double finished = 0;
     std::string error;
   };
-  double carry(bool out, std::size_t bytes, double& free, double rate) {  // when it ends
+  double carry(bool out, std::size_t bytes, double& free, double rate) {  // returns the time of its end
     const double begin = std::max(free, clock_);
     free = begin + double(bytes) / rate;
     moved_.push_back({out, bytes, begin, free});

@@ -1,5 +1,5 @@
-// The text form of strategies and update rules with their options: "name:key=value,key=value". Behind a '+' stands what
-// it contains, as in "ssp:3+ddc-asgd".
+// The text form of strategies and update rules with their options: "name:key=value,key=value". A '+' is followed by the
+// rule or strategy that it contains, as in "ssp:3+ddc-asgd".
 #pragma once
 #include <functional>
 #include <limits>
@@ -13,7 +13,7 @@
 
 namespace tandem {
 
-// Such a text as a tree.
+// A parsed text.
 struct Spec {
   std::string name;
   std::vector<std::string> options = {};  // "H=100", "faithful"
@@ -21,7 +21,7 @@ struct Spec {
 
   static Spec parse(const std::string& text);
   std::string text() const;
-  // Removes an option, from here or what it contains; returns its value, or its values with ',' between them.
+  // Removes an option here and in `inner`. Returns its value, or its values with ',' between them.
   std::string take(const std::string& key);
 };
 
@@ -30,7 +30,7 @@ struct SpecField {
   std::string key;
   std::string expects;                                 // "a whole number from 1 to 1000000"
   std::function<bool(const std::string& value)> read;  // false: the value is not as expected
-  std::string value = {};                              // the present one: before it is read, the default
+  std::string value = {};                              // the current value; the default until it is read
   bool bare = false;                                   // if it is the first, the key may be omitted: "local-sgd:8"
 };
 
@@ -67,7 +67,7 @@ inline SpecField bare(SpecField field) {
 // A key without a value.
 SpecField word_field(std::string key, std::function<void()> apply);
 
-// Options for the reference, with their defaults: "`H`: STEPS, from 1 (8)".
+// The options as text for the reference, with their defaults: "`H`: STEPS, from 1 (8)".
 std::string described(const std::vector<SpecField>& fields);
 
 std::string spec_name(const std::string& text);  // the part before the first ':' or '+'

@@ -26,7 +26,7 @@ void relax() {
 #endif
 }
 
-// Waits until ready() is true, but not longer than waking a thread costs. Returns whether it is.
+// Waits until ready() is true, but not longer than waking a thread costs. Returns ready().
 template <class Ready>
 bool spin(const Ready& ready) {
   using Clock = std::chrono::steady_clock;

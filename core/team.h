@@ -32,8 +32,8 @@ namespace team {
 using Call = void (*)(const void* body, int part);
 // Calls call(body, part) for every part in [0, parts), at least for part 0: part 0 on the calling thread, each other
 // part on a worker of its own, or on the calling thread if that reaches the part first. So a part may wait for another
-// part, which has ended, runs, or will be begun by its worker. A call from inside a part runs its parts one after
-// another. An exception in a part ends the process.
+// part: that part has ended, is running, or will be started by its worker. A call from inside a part runs its parts one
+// after another. An exception in a part ends the process.
 void run(int parts, Call call, const void* body);
 bool inside();  // whether this thread runs a part
 

@@ -8,7 +8,7 @@
 namespace tandem {
 namespace {
 
-// Every type: files may hold f16, although the backend does not compute in it.
+// For every type: files may hold f16, although the backend does not compute in it.
 template <class F>
 void on_host(DType t, const char* op, const F& f) {
   dispatch_among<float, bf16, f16, double, std::uint8_t, std::int32_t>(t, op, f);

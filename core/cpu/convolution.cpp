@@ -1,4 +1,4 @@
-// The choice of the algorithm for a convolution. Each candidate is timed once. No fixed rule suits every CPU, because
+// The choice of the algorithm for a convolution. The candidates are timed once. No fixed rule suits every CPU, because
 // the crossing point between Winograd and direct convolution depends on caches, vector width and the version of the
 // library.
 #include "core/cpu/convolution.h"
@@ -52,7 +52,7 @@ Algorithm by_rule(const ConvShape& s, const std::vector<Algorithm>& found) {
   return library ? Algorithm::onednn : found[0];
 }
 
-// The numbers of elements that a pass writes, and the bytes of one.
+// The bytes that a pass writes.
 template <class T>
 std::size_t output_bytes(const ConvCall<T>& c) {
   return c.pass == Pass::forward         ? sizeof(T) * std::size_t(c.s.y_numel())
@@ -77,8 +77,8 @@ std::vector<Algorithm> Convolution::applicable(const ConvShape& s, Pass pass, st
   return found;
 }
 
-// Trials prepare the weights each time (no key), as a training step does. They do not write to an output that is to be
-// added to; they write to scratch memory.
+// Trials prepare the weights each time (no key), as a training step does. When the result is to be added to an output,
+// trials write to scratch memory instead.
 template <class T>
 Algorithm Convolution::choose(const ConvCall<T>& call) {
   for (const Choice& c : made_)

@@ -4,11 +4,11 @@
 // Tensors are dense (their shapes: core/cpu/pass.h); T is float or bf16. Arithmetic is f32, except where oneDNN
 // multiplies bf16 (and sums in f32).
 //
-// The first call of a (shape, pass, type) tries each algorithm that applies on the caller's own buffers and remembers
-// the fastest; the second call and those after it ask the system for no memory. Choices, and so the last bits of
-// results, may differ between runs: deterministic(true) chooses by a rule instead. One object belongs to one backend
-// and is used from one thread at a time; different objects may run at once. Errors: tandem::Error that names operation,
-// shapes and a hint.
+// The first call of a (shape, pass, type) times each applicable algorithm on the caller's own buffers and stores the
+// fastest; later calls request no memory from the system. The choices, and with them the last bits of results, may
+// differ between runs; deterministic(true) chooses by a rule instead. One object belongs to one backend and is used by
+// one thread at a time; different objects may run at once. Errors: tandem::Error, which names operation, shapes and a
+// hint.
 #pragma once
 #include <optional>
 #include <string>
@@ -32,8 +32,8 @@ struct Choice {
   Pass pass;
   DType dtype;
   Algorithm algorithm;
-  std::vector<std::pair<Algorithm, double>> milliseconds;  // of each that was tried; empty when chosen by rule or alone
-  std::string library_kernel;                              // oneDNN's impl_info_str(), where it was asked
+  std::vector<std::pair<Algorithm, double>> milliseconds;  // of each timed algorithm; empty: none was timed
+  std::string library_kernel;                              // oneDNN's impl_info_str(); empty: it has none
 };
 
 class Convolution {
@@ -59,8 +59,8 @@ class Convolution {
     run<T>({Pass::backward_filter, s, const_cast<T*>(x), dw, const_cast<T*>(dy), {}, add});
   }
 
-  void exact(bool on);          // leaves Winograd out
-  void deterministic(bool on);  // a fixed rule chooses, not a stopwatch. Both forget earlier choices
+  void exact(bool on);          // excludes Winograd
+  void deterministic(bool on);  // chooses by a fixed rule, not by timing. Both discard earlier choices
   const std::vector<Choice>& choices() const { return made_; }
 
   // Call it when the owner of a WeightKey is destroyed, since another may be created at its address with the same

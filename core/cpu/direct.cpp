@@ -6,10 +6,9 @@
 // Each pass keeps its sums in registers:
 //   forward          Lanes: output channels. Registers: a run of pixels. Each tap is broadcast from the picture.
 //   filter gradient  Lanes: output channels. Registers: a group of taps. Sums over all pixels of a picture.
-//   data gradient    Lanes: the taps of a filter row (a 5×5 filter on 6 channels uses 30 of 32 lanes; channels alone
-//   would use
-//                    6 of 16). Registers: rows × pixels. Sums over output channels; the result is added to the picture
-//                    where windows overlap.
+//   data gradient    Lanes: the taps of a filter row (a 5×5 filter on 6 channels uses 30 of 32 lanes; with channels as
+//                    lanes it would use 6 of 16). Registers: rows × pixels. Sums over output channels; the result is
+//                    added to the picture, since windows overlap.
 #include "core/cpu/direct.h"
 
 #include <algorithm>
@@ -23,7 +22,7 @@ namespace {
 
 int rounded(int n) { return (n + VL - 1) / VL * VL; }
 
-// The sizes all passes use. The bordered picture is [height][pitch] floats with `slack` behind it, for whole vectors.
+// The sizes that all passes use. The bordered picture is [height][pitch] floats, and some more for whole vectors.
 struct Geometry {
   int n, h, w, c_in, c_out, kh, kw, out_h, out_w, stride_h, step, pad_h, taps, height, pitch, lanes_out;
   explicit Geometry(const ConvShape& s)
@@ -49,7 +48,7 @@ struct Geometry {
   std::size_t pixels() const { return std::size_t(out_h) * out_w; }
 };
 
-// The picture inside its border; the border was zeroed before.
+// Copies the picture into its border, which is already zero.
 template <class T>
 void fill(const Geometry& g, const T* x, float* bordered) {
   for (int i = 0; i < g.h; i++)
@@ -107,7 +106,7 @@ PixelKernel<O> with_step(int step) {
                      : pixels_forward<P, NV, 0, O>;
 }
 
-// The run of pixels that covers a row with the fewest to compute; the last run may begin early and repeat some.
+// Chooses the number of pixels per run for which a row costs least. The last run may begin early and repeat some.
 template <class O, int NV>
 PixelKernel<O> pixel_kernel(const Geometry& g, int& run) {
   constexpr int most = (registers - 2 - NV) / NV;
@@ -139,7 +138,7 @@ void row_forward(const Geometry& g, PixelKernel<O> kernel, int run, const float*
 template <int NV, class T>
 void forward_with(const Geometry& g, const T* x, const float* w, T* y, const Epilogue& epilogue,
                   CachingAllocator& allocator, int threads) {
-  // Otherwise rows are first computed in f32, in memory with room for the last vector's excess
+  // If not whole, rows are first computed in f32, in memory with room for the last vector's excess
   const bool whole = g.c_out % VL == 0;
   const std::size_t weights = std::size_t(g.kh) * g.taps * g.lanes_out, row = std::size_t(g.out_w) * g.c_out + 2 * VL;
   Scratch memory(allocator, 4 * (weights + g.lanes_out + threads * (g.bordered() + row + 32)) + 256);
@@ -213,7 +212,7 @@ struct TapKernel {
   void (*run)(const Geometry&, const float*, const D*, int, float*);
 };
 
-// The first that divides the filter and fits into the registers; the last always does.
+// The first kernel that divides the filter and fits into the registers; the last one always does.
 template <class D>
 TapKernel<D> tap_kernel(const Geometry& g) {
   static constexpr TapKernel<D> kernels[] = {

@@ -1,13 +1,13 @@
 // The kernels of the cpu backend: convolutions and matrix products go to Convolution (Winograd, oneDNN, direct); those
 // of memory-bound operations are in norm.cpp, pool.cpp and rows.cpp.
-// Results depend on the number of threads (the order of a sum) and on nothing else.
+// For the same choice of algorithms, results depend only on the number of threads (the order of a sum).
 #pragma once
 #include "core/backend.h"
 #include "core/cpu/convolution.h"
 
 namespace tandem::cpu {
 
-// The state of a tensor's memory; of weights only where prepared forms are kept for them: for parameters.
+// The state of a tensor's memory. key_of() is empty unless w is a parameter: only parameters have prepared forms.
 inline WeightKey state_of(const Tensor& t) { return {&t.writes(), t.writes().now()}; }
 inline WeightKey key_of(In<float> w) {
   return &w.tensor->writes() == w.tensor->storage()->whole() ? WeightKey{} : state_of(*w.tensor);
@@ -17,8 +17,8 @@ inline WeightKey key_of(In<float> w) {
 struct Shared {
   int threads;
   Convolution convolution;
-  Moments moments = {};     // that the last convolution took of its result,
-  WeightKey measured = {};  // which is this tensor, written so many times
+  Moments moments = {};     // the sums of the result of the last convolution
+  WeightKey measured = {};  // identifies that result
 };
 
 template <class T>
@@ -51,7 +51,7 @@ class CpuKernels final : public Kernels<T> {
                                              const_cast<T*>(x.data), dw, const_cast<T*>(dy.data), none, add});
   }
   void conv2d(const ConvShape& s, In<T> x, In<float> w, In<float> bias, bool relu, Out<T> y) override {
-    Moments* moments = bias || relu ? nullptr : &shared_.moments;  // without these it is batch norm that follows
+    Moments* moments = bias || relu ? nullptr : &shared_.moments;  // without these a batch norm may follow
     shared_.convolution.forward<T>(s, x, w, key_of(w), y, {bias, relu, moments});
     if (moments) shared_.measured = state_of(*y.tensor);
   }

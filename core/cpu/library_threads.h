@@ -6,8 +6,8 @@
 
 namespace tandem::cpu {
 
-// While one exists, the calling thread's regions of the library have `threads` threads of our team. What else in the
-// program uses OpenMP has libgomp's, as ever. Signals wait until it ends.
+// While an object exists, the library's parallel regions on the calling thread use `threads` threads of our team, and
+// signals are blocked on this thread. Other OpenMP code in the program uses libgomp's threads.
 class LibraryThreads {
  public:
   explicit LibraryThreads(int threads);

@@ -1,4 +1,4 @@
-// Linked in builds without oneDNN: the reference backend replaces the cpu backend, more slowly.
+// Linked in builds without oneDNN: the reference backend, which is slower, replaces the cpu backend.
 #include "core/backend.h"
 
 namespace tandem {

@@ -70,8 +70,8 @@ void Moments::total(double* mean, double* variance) const {
     at += fields * channels;
   }
   at = parts.data();
-  for (std::int64_t part :
-       rows) {  // Σ(y − mean)² of a part = Σ(y − shift)² − 2·d·Σ(y − shift) + rows·d², d = mean − shift
+  // Σ(y − mean)² of a part = Σ(y − shift)² − 2·d·Σ(y − shift) + rows·d² with d = mean − shift
+  for (std::int64_t part : rows) {
     for (std::int64_t c = 0; c < channels; c++) {
       const double d = mean[c] - double(at[c]), sum = double(at[channels + c]);
       variance[c] += double(at[2 * channels + c]) + d * (double(part) * d - 2 * sum);
@@ -86,8 +86,7 @@ template <class T>
 void CpuKernels<T>::batch_norm(const NormShape& s, In<T> x, In<T> residual, In<float> gamma, In<float> beta,
                                Out<float> running_mean, Out<float> running_variance, Out<T> y, Out<float> mean,
                                Out<float> inverse_std) {
-  // The convolution that made x may have taken the statistics, when x is its result, unchanged and whole: the first
-  // reading of x is then left out.
+  // If x is the unchanged result of a convolution that computed its statistics, the first pass over x is omitted.
   const Moments* moments = &shared_.moments;
   if (shared_.measured != state_of(*x.tensor) || moments->counted() != s.rows || moments->channels != s.channels)
     moments = nullptr;
@@ -158,7 +157,7 @@ void CpuKernels<T>::normalise(const NormShape& s, In<T> x, In<T> residual, In<fl
 }
 
 // ---- backward -------------------------------------------------------------------------------------------------------
-// With d = dy but 0 where y ≤ 0 (all of dy without ReLU) and x̂ = (x − mean)·inverse standard deviation:
+// With d = dy, or 0 where y ≤ 0 (without ReLU: d = dy), and x̂ = (x − mean)·inverse standard deviation:
 //   dbeta = Σ d,  dgamma = Σ d·x̂,  dx = gamma·inverse·(d − dbeta/rows − x̂·dgamma/rows),  dresidual = d.
 template <class T>
 void CpuKernels<T>::batch_norm_backward(const NormShape& s, In<T> x, In<T> y, In<T> dy, In<float> gamma, In<float> beta,

@@ -1,6 +1,6 @@
-// The two passes over memory of batch norm's gradient: the first makes Σ d and Σ d·(x − center), the second writes
-// dx (+)= d·scale + (x − center)·slope + constant. d is dy, but 0 where a ReLU behind let nothing through; that is seen
-// in y, or in x·scale + offset.
+// Batch norm's gradient in two passes over memory: the first computes Σ d and Σ d·(x − center), the second writes
+// dx (+)= d·scale + (x − center)·slope + constant. d is dy, or 0 where the output of the ReLU after it is 0. This mask
+// is computed from y, or from x·scale + offset.
 #pragma once
 #include <functional>
 #include <vector>
@@ -10,13 +10,13 @@
 
 namespace tandem::cpu {
 
-// Calls f(std::true_type) or f(std::false_type): a choice made once, outside the loops.
+// Calls f(std::true_type) or f(std::false_type): the choice is made once, outside the loops.
 template <class F>
 void choose(bool yes, const F& f) {
   yes ? f(std::true_type{}) : f(std::false_type{});
 }
 
-// Where a ReLU's mask is seen; from x: what forward normalised is computed again.
+// The source of the ReLU's mask. from_x: the normalised value is computed again.
 enum Mask { no_mask, from_x, from_y };
 template <class F>
 void by_mask(Mask mask, const F& f) {
@@ -31,13 +31,13 @@ struct GradientPasses {
   const T *x, *y, *dy;
   NormOutputs<T, float> out;
   Mask mask = no_mask;
-  // The first pass leaves the masked gradient in dresidual, so that the second needs neither y nor dy.
+  // True: the first pass stores the masked gradient in dresidual, so that the second needs neither y nor dy.
   const bool keep_masked = out.dresidual && !out.add_dresidual;
   std::vector<float> values = std::vector<float>(5 * f.room);
   float *const center = values.data(), *const scale = center + f.room, *const offset = scale + f.room,
                *const slope = offset + f.room, *const constant = slope + f.room;
 
-  // A part's Σ d and Σ d·(x − center).
+  // Computes a part's Σ d and Σ d·(x − center).
   void add_up(int part, int parts, double* sum, double* product) const {
     auto pass = [&](auto mask, auto keeping) {
       sweep(f, part, parts, Order::forwards,

@@ -48,7 +48,8 @@ memory::desc ohwi(const ConvShape& s) {
   return {filter_dims(s), memory::data_type::f32, Dims{s.c_out / s.groups * o, o, 1, s.kw * i, i}};
 }
 
-// A primitive: of a layer, or a product [m, k]·[k, n] with m = shape.n, k = shape.c_in and n = shape.c_out.
+// Identifies a primitive: a pass of a layer, or a product [m, k]·[k, n] with m = shape.n, k = shape.c_in and
+// n = shape.c_out.
 struct Key {
   enum Kind { convolution, linear, product } kind;
   ConvShape shape;
@@ -58,7 +59,7 @@ struct Key {
   auto operator<=>(const Key&) const = default;
 };
 
-// One primitive with its memory objects; before each execution they are pointed at the caller's buffers.
+// One primitive with its memory objects; before each execution their pointers are set to the caller's buffers.
 struct Compiled {
   dnnl::primitive primitive;
   std::string name;
@@ -93,7 +94,8 @@ void bind_weights(Compiled& k, const memory::desc& plain, const memory::desc& ow
   k.reorder_arguments = {{DNNL_ARG_FROM, from}, {DNNL_ARG_TO, to}};
 }
 
-// ReLU is not among them: the library computes max(x, 0), which turns a NaN into 0. State::relu() runs afterwards.
+// The attributes do not include ReLU: the library computes max(x, 0), which turns a NaN into 0. layer() and
+// product() apply ReLU afterwards.
 dnnl::primitive_attr attributes() {
   dnnl::primitive_attr attr;
   attr.set_scratchpad_mode(dnnl::scratchpad_mode::user);
@@ -119,8 +121,8 @@ auto described_backward(const dnnl::engine& engine, const dnnl::primitive_attr& 
   return typename Operation::primitive_desc(typename Operation::desc(arguments...), attr, engine, hint);
 #endif
 }
-// The primitive of one pass of a layer, whose source and target are there. plain: the layout of the caller's weights,
-// or of their gradient.
+// Completes the primitive of one pass of a layer; k.source and k.target are already set. plain: the layout of the
+// caller's weights, or of their gradient.
 template <class Operation>
 void complete(Compiled& k, const Key& key, const typename Operation::primitive_desc& d, const memory::desc& plain,
               const dnnl::engine& engine) {
@@ -202,7 +204,7 @@ void make_product(Compiled& k, const Key& key, const dnnl::engine& engine) {
   k.arguments.insert({{DNNL_ARG_SRC, k.source}, {DNNL_ARG_WEIGHTS, k.weights}, {DNNL_ARG_DST, k.target}});
 }
 
-struct Product {  // of matrices stored by rows; transpose: stored as the other's columns
+struct Product {  // of row-major matrices; transpose_a: a is stored as [k, m]; transpose_b: b as [n, k]
   bool transpose_a, transpose_b;
   std::int64_t m, n, k;
   bool add = false;
@@ -234,8 +236,8 @@ struct OneDnn::State {
     return found->second;
   }
 
-  // One pass of a convolution or of a fully connected layer. The library overwrites: a data gradient that is added to
-  // something is made elsewhere.
+  // One pass of a convolution or of a fully connected layer. The library overwrites its output, so a data gradient that
+  // is to be added is first computed elsewhere.
   template <class T>
   void layer(Key::Kind kind, const ConvCall<T>& c) {
     LibraryThreads own(threads);
@@ -275,7 +277,7 @@ struct OneDnn::State {
     };
     prepared.with(key, reinterpret_cast<std::uintptr_t>(&k), k.weight_bytes, prepare, run);
   }
-  // Executes a weight gradient into dw: directly, or through the kernel's own layout, or through a sum.
+  // Writes a weight gradient to dw, or adds it; converts it from the kernel's own layout if there is one.
   void execute_gradient(Compiled& k, float* dw, bool add) {
     const std::size_t plain_bytes = std::size_t(k.weight_numel) * 4;
     Scratch memory(allocator, (k.reordered ? k.weight_bytes : 0) + 64 + (add ? plain_bytes : 0));

@@ -1,10 +1,10 @@
 // oneDNN: convolutions, inner products and matrix products from the library. All of the project's calls to it are in
 // onednn.cpp, which is written for the interfaces of versions 2 and 3.
 //
-// The library chooses the layout of the weights (with a fixed one it may fall to a reference kernel hundreds of times
-// slower); weights are reordered into that layout, and the result is kept until their WeightKey changes.
-// Pictures stay NHWC. Primitives are made once per shape. Nothing here is shared between objects; use an object from
-// one thread at a time. Errors: tandem::Error naming operation, shapes and a hint. bf16 needs AVX-512 with bf16
+// The library chooses the layout of the weights (with a fixed one it may use a reference kernel that is hundreds of
+// times slower). Weights are reordered into that layout; the result is kept until their WeightKey changes. Pictures
+// stay NHWC. Primitives are made once per shape. Nothing here is shared between objects; use an object from one thread
+// at a time. Errors: tandem::Error, which names operation, shapes and a hint. bf16 needs AVX-512 with bf16
 // instructions.
 #pragma once
 #include <memory>
@@ -21,8 +21,8 @@ class OneDnn {
   static std::string version();  // "oneDNN 2.6.3, AVX-512 with bf16"
   static bool has_bf16();        // the CPU multiplies bf16 natively
 
-  // The kernel the library would use: impl_info_str(), or empty when it has none. `reference` when its name begins with
-  // "ref": correct, but hundreds of times slower. These are avoided.
+  // The kernel that the library would use: impl_info_str(), or empty if it has none. reference(): the name begins with
+  // "ref"; such a kernel is hundreds of times slower and is avoided.
   struct Kernel {
     std::string name;
     bool reference() const { return name.rfind("ref", 0) == 0; }

@@ -13,13 +13,13 @@
 
 namespace tandem::cpu {
 
-// Σ and Σ² of a result's channels, taken while it is in registers: what batch norm would read all of it for. Each
-// piece of work has its own part, so that threads do not share memory. Each part is summed relative to its first value,
-// since a sum of squares about a value far from the mean loses digits.
+// Sums of a result and of its squares per channel, computed while the result is in registers, so that batch norm need
+// not read it for its statistics. Each piece of work has its own part, so that threads do not share memory. Each part
+// is summed relative to its first value, since a sum of squares about a value far from the mean loses digits.
 struct Moments {
   static constexpr std::int64_t fields = 3;  // shift, Σ(y − shift), Σ(y − shift)²
   std::int64_t channels = 0;
-  std::vector<std::int64_t> rows;  // of each part; empty: nothing was measured
+  std::vector<std::int64_t> rows;  // rows of each part; empty: nothing was measured
   std::vector<float> parts;        // [part][field][channel]; keeps its memory from step to step
 
   void clear() { rows.clear(); }
@@ -38,10 +38,10 @@ struct Moments {
 struct Epilogue {
   const float* bias = nullptr;
   bool relu = false;
-  Moments* moments = nullptr;  // asked for; filled by those algorithms that can
+  Moments* moments = nullptr;  // null: not requested; some algorithms do not fill them
 };
 
-// One state of the weights: their owner and how often it was written. A null owner is never cached.
+// Identifies a state of the weights: their owner and its number of writes. With a null owner nothing is cached.
 struct WeightKey {
   const void* owner = nullptr;
   std::uint64_t count = 0;
@@ -50,9 +50,9 @@ struct WeightKey {
 
 enum class Pass { forward, backward_data, backward_filter };
 
-// Forward writes y = relu?(conv(x, w) + bias), the data gradient x, the filter gradient w; the other two are read. Each
-// of x, w and y is the tensor or its gradient; parameters are always float. Pictures x[n, h, w, c_in], filters
-// w[c_out, kh, kw, c_in / groups], results y[n, out_h, out_w, c_out].
+// The forward pass writes y = relu?(conv(x, w) + bias), the data gradient writes x, the filter gradient writes w; the
+// other two are read. Each of x, w and y is the tensor or its gradient; parameters are always float. Pictures x[n, h,
+// w, c_in], filters w[c_out, kh, kw, c_in / groups], results y[n, out_h, out_w, c_out].
 template <class T>
 struct ConvCall {
   Pass pass;
@@ -60,12 +60,12 @@ struct ConvCall {
   T* x;
   float* w;
   T* y;
-  WeightKey key = {};      // of w
-  bool add = false;        // to the gradient that is there; else its old contents are not read
-  Epilogue epilogue = {};  // of a forward pass
+  WeightKey key = {};      // the state of w
+  bool add = false;        // adds to the gradient; false: its old contents are not read
+  Epilogue epilogue = {};  // for a forward pass
 };
 
-// body(first, count) for every vector of n elements, the last of which may be short.
+// Calls body(first, count) for every vector of n elements; the last vector may be shorter.
 template <class Body>
 void in_vectors(int threads, std::int64_t n, const Body& body) {
   const int parts = n < 65536 ? 1 : threads;
@@ -77,7 +77,7 @@ void in_vectors(int threads, std::int64_t n, const Body& body) {
   });
 }
 
-// to[i] (+)= from[i], from one type to another.
+// to[i] (+)= from[i], converted to the type of `to`.
 template <class From, class To>
 void convert(int threads, const From* from, To* to, std::int64_t n, bool add = false) {
   in_vectors(threads, n, [=](std::int64_t i, int lanes) {
@@ -86,7 +86,8 @@ void convert(int threads, const From* from, To* to, std::int64_t n, bool add = f
   });
 }
 
-// body(item, lane) for items in [0, items), dealt out as lanes become free: for items whose results do not meet.
+// Calls body(item, lane) for every item in [0, items). A free lane takes the next item, so the order may vary:
+// the result of an item must not depend on its lane or on other items.
 template <class Body>
 void dealt_out(int lanes, int items, const Body& body) {
   if (lanes > items) lanes = items;
@@ -96,7 +97,7 @@ void dealt_out(int lanes, int items, const Body& body) {
   });
 }
 
-// The share [begin, end) of n items that a lane has when they are dealt in order.
+// The share [begin, end) of one lane, if each lane has consecutive items of n.
 struct Share {
   int begin, end;
   Share(int n, int lanes, int lane)

@@ -46,8 +46,7 @@ struct Windows {
 
 int worth(int threads, const PoolShape& s) { return s.n * s.h * s.w * s.c < parallel_grain ? 1 : threads; }
 
-// One row of windows of a max pool. kernel > 0: square windows of that size, all inside the picture, known when
-// compiling.
+// One row of windows of a max pool. kernel > 0: all windows are inside the picture and squares of this size.
 template <int kernel, class T>
 void max_row(const PoolShape& s, std::int64_t oh, const T* picture, bool with_relu, T* y, std::uint8_t* argmax) {
   const Window rows(oh, s.kh, s.stride_h, s.pad_h, s.h);
@@ -209,7 +208,7 @@ void CpuKernels<T>::average_pool(const PoolShape& shape, In<T> x, Out<T> y) {
         const float share = count ? 1 / float(count) : 0;
         channels(s.c, [&](auto whole, std::int64_t c, int n) {
           vf sum{};
-          for (std::int64_t i = 0; i < rows.size(); i++) {  // rows first: a large window keeps its digits
+          for (std::int64_t i = 0; i < rows.size(); i++) {  // by rows: a sum over a large window loses fewer digits
             vf line{};
             for (std::int64_t j = 0; j < columns.size(); j++) line += take<whole>(corner + (i * s.w + j) * s.c + c, n);
             sum += line;

@@ -15,8 +15,8 @@ class PreparedWeights {
  public:
   explicit PreparedWeights(CachingAllocator& memory) : memory_(memory) {}
 
-  // The prepared form `form` (any number that tells layouts apart) of the weights, `bytes` long: calls prepare(to) when
-  // it is not there or stale, then use(prepared).
+  // Calls use(prepared) with the weights in the layout `form` (any number that identifies it), `bytes` long. If there
+  // is no current copy, calls prepare(to) first.
   template <class Prepare, class Use>
   void with(WeightKey key, std::uint64_t form, std::size_t bytes, const Prepare& prepare, const Use& use) {
     Entry* e = key.owner ? &entries_[{key.owner, form}] : nullptr;

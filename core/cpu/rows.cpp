@@ -129,7 +129,7 @@ void CpuKernels<T>::squared_norm(std::int64_t n, In<T> x, Out<float> y, bool add
   const int threads = n < parallel_grain ? 1 : threads_;
   std::vector<double> sums(f.width * threads);
   in_parts(threads, [&](int thread) {
-    // Squares of floats fit a double, whatever they are. Widened in the small buffer, where the loop is vectorised.
+    // The square of any float fits a double. The loop over the small buffer, which widens the floats, is vectorised.
     double total[Fold::panel] = {};
     sweep(f, thread, threads, Order::forwards,
           [&](auto whole, std::int64_t at, std::int64_t, std::int64_t rows, int n) {
@@ -151,7 +151,7 @@ template <class T>
 void CpuKernels<T>::cross_entropy(std::int64_t rows, std::int64_t classes, In<T> x, In<std::int32_t> labels,
                                   double smoothing, Out<float> loss, Out<float> probabilities,
                                   Out<std::int32_t> correct) {
-  const int threads = rows * classes * 10 < parallel_grain ? 1 : threads_;  // an exponential costs ten moved elements
+  const int threads = rows * classes * 10 < parallel_grain ? 1 : threads_;  // 10: the cost of an exponential
   struct alignas(64) Part {
     double loss = 0;
     std::int32_t correct = 0;

@@ -1,8 +1,8 @@
 // Rows of channels: the loop that batch norm and the sums share, and partial vectors for the remaining channels.
 //
 // With pictures as [n, h, w, c] the last axis is contiguous, so a vector holds neighbouring channels and the loops need
-// no transposition. Channel counts like 6, 10 or 17 do not fill vectors, but the memory has no gaps: several rows laid
-// end to end are a longer row that does. Fold picks the shortest such row; its element j belongs to channel j mod c.
+// no transposition. Channel counts like 6, 10 or 17 do not fill vectors, but the memory has no gaps: several rows in
+// sequence are a longer row that does. Fold chooses the shortest such row; its element j belongs to channel j mod c.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -13,11 +13,11 @@
 
 namespace tandem::cpu {
 
-// rows × channels seen as folded rows of `width` elements, a multiple of a panel, and a tail shorter than one of them.
+// rows × channels viewed as folded rows of `width` elements (a multiple of a panel) and a tail shorter than one row.
 struct Fold {
   static constexpr int panel = 4 * VL;  // four vectors: enough sums in flight to hide an addition's latency
   std::int64_t channels, width, rows, tail;
-  std::int64_t room;  // of per-channel values repeated over a folded row, or over what there is of one
+  std::int64_t room;  // number of values after repeat(): a folded row, or less if there is only a tail
   Fold(std::int64_t all_rows, std::int64_t channels)
       : channels(channels),
         width(std::lcm(channels, std::int64_t{panel})),
@@ -38,10 +38,10 @@ struct Fold {
 
 enum class Order { forwards, backwards };
 
-// Calls body(whole, offset, column, rows, n) for every panel of this thread's share: `rows` folded rows, f.width apart,
-// the first element at `offset`, which is column `column` of its row; the entire panel (whole is std::true_type, n =
-// panel) or, at the very end, its first n elements. Blocks of rows are small, so that the panels of a block are near
-// each other in memory.
+// Calls body(whole, offset, column, rows, n) for every panel of this thread's share. A panel is part of `rows` folded
+// rows, which are f.width apart; it begins at `offset`, which is column `column` of its row. whole is std::true_type
+// and n = panel, except at the very end, where only the first n elements of the panel exist. Blocks of rows are small,
+// so that the panels of a block are near each other in memory.
 template <class Body>
 void sweep(const Fold& f, int thread, int threads, Order order, const Body& body) {
   const std::int64_t begin = f.rows * thread / threads, end = f.rows * (thread + 1) / threads;
@@ -79,7 +79,7 @@ void put(T* p, int n, V v) {
     store(p, v, n);
 }
 
-// Vector i of a panel of which the first n elements exist.
+// The number of elements in vector i of a panel of which the first n elements exist.
 inline int within(int i, int n) { return std::clamp(n - i * VL, 0, VL); }
 template <bool whole, class T>
 auto read_lane(const T* p, int i, int n) {
@@ -99,7 +99,7 @@ struct Panel {
   vf operator[](int i) const { return lanes[i]; }
 };
 
-// total[j] = op(total[j], panel[j]): the float results of one block of rows into the running double ones.
+// total[j] = op(total[j], panel[j]): combines the float results of a block of rows with the running ones in double.
 template <class Op>
 void combine_panel(const Op& op, double* total, const vf (&panel)[4]) {
   float part[Fold::panel];

@@ -1,10 +1,10 @@
-// Vectors of the widest register the compiler was told of: 16 floats with AVX-512, 8 with AVX, 4 with SSE. GCC and
-// clang give arithmetic on them; loads and stores convert from and to bf16, so that kernels are written once for both
-// types.
+// Vectors of the widest register that the compiler may use: 16 floats with AVX-512, 8 with AVX, 4 with SSE. g++
+// supplies the arithmetic on them (vector extensions). Loads and stores convert from and to bf16, so that kernels are
+// written once for both types.
 //
-// load and store move whole vectors; with n ≤ VL, the first n elements: loading fills up with zeros, storing leaves the
-// memory behind them alone. With AVX-512 they are one or two instructions, which g++ 12 does not find by itself (the
-// maskz forms, with all lanes on, because the plain ones make it warn of its own headers).
+// load and store move whole vectors; with n ≤ VL, the first n elements: a load fills the rest with zeros, a store does
+// not change the memory after them. With AVX-512 they are one or two instructions, which g++ 12 does not choose itself.
+// (The maskz forms with all lanes on are used because g++ 12 warns about its own headers for the plain ones.)
 #pragma once
 #include <algorithm>
 
@@ -28,7 +28,7 @@ typedef std::uint16_t vh __attribute__((vector_size(VL * 2), may_alias));
 typedef std::uint16_t vh_anywhere __attribute__((vector_size(VL * 2), aligned(2), may_alias));
 typedef std::uint8_t vb_anywhere __attribute__((vector_size(VL), aligned(1), may_alias));
 
-inline vf broadcast(float x) { return x - vf{}; }  // not vf{} + x: that is an addition, for −0 would become +0
+inline vf broadcast(float x) { return x - vf{}; }  // not vf{} + x: that would be an addition, since it turns −0 into +0
 inline vi broadcast(std::int32_t x) { return x + vi{}; }
 inline vi lane_numbers() {
   vi i{};
@@ -50,7 +50,7 @@ inline __mmask16 first(int n) { return static_cast<__mmask16>((1u << n) - 1); }
 inline vf widened(__m256i halves) { return (vf)((vu)_mm512_maskz_cvtepu16_epi32(0xffff, halves) << 16); }
 inline __m256i narrowed(vf v) {
 #if defined(__AVX512BF16__)
-  return (__m256i)_mm512_cvtneps_pbh((__m512)v);  // as bf16(float), but for numbers below 1e-38, which become 0
+  return (__m256i)_mm512_cvtneps_pbh((__m512)v);  // as bf16(float), but numbers below 1e-38 become 0
 #else
   return (__m256i)rounded(v);
 #endif
@@ -97,19 +97,19 @@ void store(T* p, V v, int n) {
 // Lanes [0, n) of v, the others `otherwise`.
 inline vf keep(vf v, int n, vf otherwise = vf{}) { return lane_numbers() < n ? v : otherwise; }
 
-// Where a is to replace the running maximum m: it is larger, or NaN.
+// The lanes in which a replaces the running maximum m: a is larger, or NaN.
 inline vi beats(vf a, vf m) { return (a > m) | (a != a); }
 inline vf maximum(vf m, vf a) { return beats(a, m) ? a : m; }
 
-// Lanes combined in a fixed order, by halves.
+// Combines the lanes in a fixed order, by halves.
 template <class Combine>
 float across(vf v, const Combine& combine) {
   for (int half = VL / 2; half > 0; half /= 2) v = combine(v, __builtin_shuffle(v, (lane_numbers() + half) & (VL - 1)));
   return v[0];
 }
-inline vf relu(vf v) { return v < 0.f ? vf{} : v; }  // a NaN stays one
+inline vf relu(vf v) { return v < 0.f ? vf{} : v; }  // a NaN stays a NaN
 
-// A VL × VL matrix in place, rows ↔ columns: log2(VL) rounds that exchange halves, quarters, … between pairs of rows.
+// Transposes a VL × VL matrix in place: log2(VL) rounds exchange blocks of 1, 2, 4, … lanes between pairs of rows.
 inline void transpose(vf* r) {
 #pragma GCC unroll 4
   for (int step = 1; step < VL; step *= 2) {

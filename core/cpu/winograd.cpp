@@ -9,13 +9,13 @@
 // Data gradient: the same pass over dy, with filters rotated by 180° and in- and output channels exchanged.
 // Filter gradient: the transposed maps; W = A dy Aᵀ, dU_p = W_pᵀ·V_p summed over all tiles, dg = Gᵀ dU G.
 //
-// The points are 0, ±5/8, ±3/2 and ∞. Any six distinct points are right; the textbook's 0, ±1, ±2, ∞ make the entries
-// of B and A differ most in size and lose three to five times as much precision. oneDNN uses 5/8, too; 5/8 and its
+// The points are 0, ±5/8, ±3/2 and ∞. Any six distinct points are correct. With the textbook's 0, ±1, ±2, ∞ the entries
+// of B and A differ more in size, and three to five times as much precision is lost. oneDNN uses 5/8, too; 5/8 and its
 // square 25/64 are exact in binary. The error is about 1e-6 of the largest output (5e-7 for the plain sum).
 //
-// Layout. Transforms vectorise over channels, since NHWC has them side by side. Transformed data lie as
-// [p][channel block][tile][channel in block], so that a matrix product reads its operands as one stream; planes are
-// padded by an odd number of cache lines, against strides of powers of two. A chunk of tiles goes through transform,
+// Layout. Transforms vectorise over channels, which are adjacent in NHWC. Transformed data are stored as
+// [p][channel block][tile][channel in block], so that a matrix product reads its operands as one stream. Planes are
+// padded by an odd number of cache lines, to avoid strides of powers of two. A chunk of tiles goes through transform,
 // product and inverse transform while it is in cache.
 #include "core/cpu/winograd.h"
 
@@ -28,17 +28,17 @@ namespace tandem::cpu::winograd {
 namespace {
 
 constexpr int max_channels = 4096;
-// Bytes of private copies of a filter gradient before threads share one; also of the tiles they then transform
-// together.
+// The limit in bytes of the private copies of a filter gradient. Above it threads share one copy, and together
+// transform tiles of about this size.
 constexpr std::size_t shared_budget = 48u << 20;
 
 template <class T>
 alignas(64) const T outside[max_channels] = {};  // the pixels outside a picture
 
 int block_of(int channels) { return channels % 64 == 0 ? 64 : channels % 32 == 0 ? 32 : 16; }
-std::size_t plane(std::size_t floats) { return floats + 3 * 16; }  // of p: padded to an odd number of cache lines
+std::size_t plane(std::size_t floats) { return floats + 3 * 16; }  // one p, padded by an odd number of cache lines
 
-// The pictures a pass reads (h × w) and writes (out_h × out_w), cut into 4×4 tiles of the output.
+// The pictures that a pass reads (h × w) and writes (out_h × out_w), cut into 4×4 tiles of the output.
 struct Tiling {
   int n, h, w, out_h, out_w, pad, across, down;
   Tiling(int n, int h, int w, int out_h, int out_w, int pad)
@@ -98,9 +98,9 @@ inline void filter_gradient_transform(const vf* u, vf* dg) {  // Gᵀ: 6 → 3
 }
 
 // ---- the two-dimensional transforms of whole tiles ------------------------------------------------------------------
-// Tiles [first, first + count) of a picture into V[p][block][slot][channel], slots from `slot` of a chunk of `chunk`
-// slots. size 6: Bᵀ d B of the 6×6 patch with its halo, from the pictures that are read. size 4: A dy Aᵀ of the 4×4
-// patch.
+// Transforms tiles [first, first + count) of the pictures x to V[p][block][slot][channel], in slots from `slot` of a
+// chunk of `chunk` slots. size 6: Bᵀ d B of the 6×6 patch with its halo, from the pictures that are read. size 4:
+// A dy Aᵀ of the 4×4 patch.
 template <int size, class T>
 void scatter(const T* x, const Tiling& s, int channels, int first, int count, float* V, int chunk, int slot) {
   const int block = block_of(channels), halo = size == 6 ? s.pad : 0;
@@ -109,7 +109,7 @@ void scatter(const T* x, const Tiling& s, int channels, int first, int count, fl
   for (int t = 0; t < count; t++) {
     const int tile = first + t, left = tile % s.across * 4 - halo, top = tile / s.across % s.down * 4 - halo;
     const std::int64_t picture = tile / (s.across * s.down);
-    const T* from[size * size];  // the border is handled by pointing at zeros
+    const T* from[size * size];  // pixels outside the picture point to zeros
     for (int i = 0; i < size; i++)
       for (int j = 0; j < size; j++)
         from[i * size + j] = unsigned(top + i) < unsigned(h) && unsigned(left + j) < unsigned(w)
@@ -144,8 +144,8 @@ void scatter(const T* x, const Tiling& s, int channels, int first, int count, fl
   }
 }
 
-// y = Aᵀ M A for one block of output channels from c0: M[p][slot][block] into the pictures that are written. With
-// `measured` (a part of Moments) their sums are taken, too.
+// y = Aᵀ M A for one block of output channels from c0: reads M[p][slot][block] and writes to the pictures y. measuring:
+// also computes the sums of y in `measured` (a part of Moments).
 template <bool measuring, class T>
 void gather(const float* M, std::size_t stride, int block, T* y, const Tiling& s, int channels, int c0, int first,
             int count, const Epilogue& epilogue, bool add, float* measured) {
@@ -215,9 +215,8 @@ void gather(const float* M, std::size_t stride, int block, T* y, const Tiling& s
     rows += std::min(4, s.out_h - tile / s.across % s.down * 4) * std::min(4, s.out_w - tile % s.across * 4);
 }
 
-// Filters into U[p][row][column], VL rows or more from r0 and VL columns from c0 (column `column` of a block of
-// `block`). Forward: rows are input channels, columns output channels. Rotated: the reverse, with the taps in reverse
-// order.
+// Transforms filters to U[p][row][column], where a row of U has `block` floats: `rows` rows from r0 and VL columns from
+// c0. Forward: rows are input channels, columns output channels. Rotated: the reverse, with the taps in reverse order.
 void filters(const float* w, int c_in, bool rotated, float* U, std::size_t stride, int block, int rows, int r0,
              int c0) {
   vf g[9][VL];  // [tap][row], a vector of columns
@@ -337,13 +336,13 @@ auto product(int block, int depth) {
 }
 
 // ---- forward and data gradient --------------------------------------------------------------------------------------
-// Where the transformed filters are larger than the transformed data (512 channels at 4²) they are never stored.
+// True if the transformed filters are larger than the transformed data (512 channels at 4²); then they are not stored.
 bool few_tiles(const Tiling& s, int c_in, int c_out) {
   return std::int64_t(c_in) * c_out > std::int64_t(s.tiles()) * (c_in + c_out);
 }
 
-// Few tiles: all are transformed once; then each thread takes blocks of output channels, and transforms the 64×64
-// filters it needs in its own cache.
+// For few tiles: all tiles are transformed once. Then each thread takes blocks of output channels, and transforms the
+// 64×64 filters that it needs in its own cache.
 template <class T>
 void convolve_few(const T* x, const float* w, T* y, const Tiling& s, int c_in, int c_out, bool rotated,
                   const Epilogue& epilogue, bool add, CachingAllocator& allocator, int threads) {
@@ -375,7 +374,7 @@ void convolve(const T* x, const float* w, const float* U, T* y, const Tiling& s,
               const Epilogue& epilogue, bool add, CachingAllocator& allocator, int threads) {
   if (!U) return convolve_few(x, w, y, s, c_in, c_out, rotated, epilogue, add, allocator, threads);
   const int tiles = s.tiles(), N = block_of(c_out), K = block_of(c_in);
-  // Short enough for V and M to stay in the L2 cache, long enough to reuse each fetched filter often.
+  // A chunk is short enough for V and M to stay in the L2 cache, and long enough to reuse each fetched filter often.
   const int wanted = c_in + N <= 32 || c_in >= 256 ? 72 : c_in >= 128 ? 48 : 36;
   const int chunk = std::min(wanted, (tiles + threads - 1) / threads);
   const std::size_t u_plane = plane(std::size_t(c_in) * c_out);
@@ -386,8 +385,8 @@ void convolve(const T* x, const float* w, const float* U, T* y, const Tiling& s,
   const int items = (tiles + chunk - 1) / chunk;
   if (epilogue.moments) epilogue.moments->begin(items, c_out);
   dealt_out(threads, items, [&](int turn, int lane) {
-    // The filter gradient has just read dy from front to back: the data gradient begins with the part that is still in
-    // cache.
+    // The filter gradient has just read dy from front to back. The data gradient begins at the end of dy, which is
+    // still in cache.
     const int item = rotated ? items - 1 - turn : turn;
     float *V = private_part + 36 * lane * (v_plane + m_plane), *M = V + 36 * v_plane;
     const int first = item * chunk, count = std::min(chunk, tiles - first);
@@ -437,7 +436,7 @@ void prepare(const ConvShape& s, const float* w, bool rotated, float* prepared, 
 
 namespace {
 
-// How the filter gradient is cut: blocks of dU, tiles at a time, and where their 36 planes lie.
+// The division of the filter gradient: blocks of dU, tiles at a time, and the distances of their 36 planes.
 struct FilterPlan {
   int c_in, c_out, tiles, N = block_of(c_in), R = block_of(c_out), blocks = c_in / N * (c_out / R);
   std::size_t u_plane = plane(std::size_t(R) * N), u_block = 36 * u_plane, u_size = u_block * blocks;
@@ -465,15 +464,15 @@ struct FilterPlan {
 };
 
 // dU_p[c_out × c_in] = W_pᵀ·V_p. Normally each thread sums its share of the tiles into its own copy. The copies are
-// added, always in the same order, while they are transformed back. Where the copies would be too large (512 channels,
-// many threads) all threads share one: they transform a chunk of tiles together, then split the blocks of dU.
+// added, always in the same order, while they are transformed back. If the copies would be too large (512 channels,
+// many threads), all threads share one: they transform a chunk of tiles together, then split the blocks of dU.
 template <class T>
 void backward_filter(const ConvShape& s, const T* x, const T* dy, float* dw, bool add, CachingAllocator& allocator,
                      int threads) {
   const Tiling tiling = forward_tiling(s);
   const FilterPlan f(s, tiling.tiles(), threads);
-  // With all tiles in one chunk a block of dU is complete at once: each thread transforms it back while it is in its
-  // cache, and needs room for one.
+  // With all tiles in one chunk a block of dU is complete at once: a thread transforms it back while it is in its
+  // cache, and needs memory for one block only.
   const bool at_once = f.all_share && f.chunk == f.tiles;
   const std::size_t u_room = at_once ? f.u_block * std::min(threads, f.blocks) : f.u_size * f.copies;
   Scratch memory(allocator, 4 * (u_room + 36 * f.copies * (f.v_plane + f.w_plane)) + 64);

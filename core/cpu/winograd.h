@@ -2,7 +2,7 @@
 //
 // Contracts: x[n, h, w, c_in], w[c_out, 3, 3, c_in], y[n, out_h, out_w, c_out]; T is float or bf16, arithmetic is f32.
 // Every function is re-entrant; scratch is taken once per call, on the calling thread. Results depend on `threads` only
-// in backward_filter (the order of a sum), and are the same bits for the same number.
+// in backward_filter (the order of a sum), and are bit-identical for the same number.
 #pragma once
 #include "core/cpu/pass.h"
 #include "core/dtype.h"
@@ -21,7 +21,7 @@ bool wants_prepared(const ConvShape&, bool rotated);
 std::size_t prepared_bytes(const ConvShape&);
 void prepare(const ConvShape&, const float* w, bool rotated, float* prepared, int threads);
 
-// `prepared` may be null where !wants_prepared, and in the filter gradient.
+// `prepared` may be null if !wants_prepared, and for the filter gradient.
 template <class T>
 void run(const ConvCall<T>&, const float* prepared, CachingAllocator&, int threads);
 

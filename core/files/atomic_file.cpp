@@ -58,7 +58,7 @@ void AtomicFile::commit() {
   if (fsync(descriptor_) != 0) give_up("could not be written through to the disk", errno);
   if (close(std::exchange(descriptor_, -1)) != 0) give_up("could not be written", errno);
   if (rename(temporary_.c_str(), path_.c_str()) != 0) give_up("could not be put in place", errno);
-  // The folder has the new name, but is not on the disk yet. Not every file system supports fsync of a folder.
+  // The folder's new entry is not on the disk yet. Not every file system supports fsync of a folder.
   const std::string folder = path_.has_parent_path() ? path_.parent_path().string() : ".";
   if (const FileDescriptor opened(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)); opened.number >= 0)
     fsync(opened.number);

@@ -1,24 +1,22 @@
-// A file that is either the old one or the whole new one, whatever happens in between: a full disk, a kill, a power
-// cut.
+// Replaces a file in one step: after a full disk, a kill or a power failure it is the complete old or new file.
 #pragma once
 #include <filesystem>
 
 namespace tandem {
 
-// Bytes go to a temporary file in the same folder; commit() writes them through to the disk and renames it into place.
-// Without commit() the temporary file is removed again. A symbolic link stays one: the file behind it is replaced. Only
-// a kill in between can leave NAME.PROCESS.tmp behind. One thread at a time.
+// write() appends to a temporary file in the same folder; commit() flushes it to the disk and renames it. Without
+// commit() the destructor removes it. If `path` is a symbolic link, the file that it points to is replaced. Only a kill
+// can leave NAME.PROCESS.tmp behind. One thread at a time.
 class AtomicFile {
  public:
-  // Throws UsageError when the folder is not there or may not be written to, or when `path` is something else than a
-  // file.
+  // Throws UsageError when the folder does not exist or is not writable, or when `path` is not a regular file.
   explicit AtomicFile(const std::filesystem::path& path);
   ~AtomicFile();
   AtomicFile(const AtomicFile&) = delete;
   AtomicFile& operator=(const AtomicFile&) = delete;
 
-  void write(const void* bytes, std::size_t count);  // appends; throws Error when the disk is full
-  void commit();                                     // after this the new file is there, also after a power cut
+  void write(const void* bytes, std::size_t count);  // throws Error when the disk is full
+  void commit();                                     // replaces the file; the new one survives a power failure
 
  private:
   [[noreturn]] void give_up(const char* what, int error);

@@ -70,7 +70,7 @@ void check_output(const std::string& option, const std::string& path, std::strin
   for_option(option, [&] { AtomicFile without_commit(path); });
 }
 
-// /proc/locks: "1: FLOCK  ADVISORY  WRITE 24280 fe:00:10952785 0 EOF".
+// " (process 24280)", or empty. A line of /proc/locks: "1: FLOCK  ADVISORY  WRITE 24280 fe:00:10952785 0 EOF".
 static std::string holder_of(int descriptor) {
   struct stat s {};
   fstat(descriptor, &s);

@@ -11,7 +11,7 @@ namespace tandem {
 
 nlohmann::ordered_json parse_json(std::string_view text) {
   using Event = nlohmann::ordered_json::parse_event_t;
-  std::vector<std::set<std::string>> names;  // of the members of each open object
+  std::vector<std::set<std::string>> names;  // the member names of each open object
   const auto check = [&](int depth, Event event, const nlohmann::ordered_json& value) {
     if (depth > 100) throw JsonError("nested deeper than 100");
     if (event == Event::object_start) names.emplace_back();

@@ -21,7 +21,7 @@ namespace {
 
 using Entry = SafetensorsFile::Entry;
 
-constexpr std::uint64_t largest_header = 100'000'000;  // the format's own bound
+constexpr std::uint64_t largest_header = 100'000'000;  // the limit of the format
 constexpr const char* again = "; it is damaged or incomplete: get it, or write it, again";
 
 template <class T>
@@ -35,12 +35,12 @@ std::vector<double> decoded(const std::vector<std::byte>& bytes) {
   return v;
 }
 
-// A type of the format: bytes of one element, and how its values are read; null: they are not.
+// A type of the format: the bytes of one element, and the function that decodes values; null: not supported.
 struct FileType {
   std::uint64_t bytes = 0;
   std::vector<double> (*values)(const std::vector<std::byte>&) = nullptr;
 };
-FileType type_named(const std::string& dtype) {  // of no bytes: it is not known, or is narrower than a byte
+FileType type_named(const std::string& dtype) {  // bytes = 0: it is unknown or narrower than a byte
   static const std::map<std::string, FileType> types{{"BOOL", {1, decoded<std::uint8_t>}},
                                                      {"U8", {1, decoded<std::uint8_t>}},
                                                      {"I8", {1, decoded<std::int8_t>}},
@@ -115,8 +115,8 @@ Entry parse_entry(const std::string& file, const std::string& name, const Json& 
   return e;
 }
 
-// A command that converts a file of torch.save() to safetensors; it needs only torch. A training checkpoint contains
-// other things than the state_dict, which is the dictionary with the most tensors.
+// A command that converts a file of torch.save() to safetensors; it needs only torch. A training checkpoint also has
+// other values; its state_dict is the dictionary with the most tensors.
 std::string conversion(const std::filesystem::path& path) {
   return R"(  python3 -c '
 import json, struct, sys, torch
@@ -183,7 +183,7 @@ std::string SafetensorsFile::header_text(std::uint64_t size) {
   std::uint64_t length;
   std::memcpy(&length, head, sizeof length);
   const bool fits = length <= largest_header && length <= size - sizeof head;
-  if (!fits && is_pickle(head))  // a header of 640 bytes begins as a pickle does
+  if (!fits && is_pickle(head))  // not tested first: a header of 640 bytes begins like a pickle
     refuse(file,
            ": is PyTorch's own format (pickle, which can run code), not safetensors. If you trust it, convert it:\n",
            conversion(path_));
@@ -197,7 +197,7 @@ std::string SafetensorsFile::header_text(std::uint64_t size) {
   return text;
 }
 
-// The tensors cover all bytes without gaps and without overlaps.
+// Checks that the tensors cover all bytes without gaps and without overlaps.
 void SafetensorsFile::check_layout(std::uint64_t data_bytes) const {
   const std::string file = path_.string();
   std::vector<const std::pair<const std::string, Entry>*> order;
@@ -307,7 +307,7 @@ void SafetensorsWriter::add(std::string name, std::string dtype, const Shape& sh
 }
 
 void SafetensorsWriter::write(const std::filesystem::path& path) const {
-  // Wide types first, then by name, as the reference writer does: every tensor begins at a multiple of its element.
+  // Wide types first, then by name, like the reference writer: every tensor begins at a multiple of its element size.
   std::vector<const std::pair<const std::string, Item>*> order;
   for (const auto& named : items_) order.push_back(&named);
   std::ranges::stable_sort(order, std::greater(), [](auto* named) { return type_named(named->second.dtype).bytes; });

@@ -1,5 +1,5 @@
-// safetensors files: named tensors and a dictionary of strings, with no code in them and nothing to execute. What
-// PyTorch, JAX and the rest exchange weights in, and what checkpoints are written in.
+// safetensors files: named tensors and a dictionary of strings, without executable code. PyTorch, JAX and others use
+// this format to exchange weights; our checkpoints have it, too.
 //
 //   u64 N | N bytes of JSON: {"name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, …} | the elements
 //
@@ -16,10 +16,10 @@
 
 namespace tandem {
 
-// A file that was opened and checked: the header within its bounds, names unique, every shape in agreement with its
-// bytes, and the tensors one after the other without a gap from the first byte to the last. A damaged file throws
-// UsageError that says what is wrong; so does a PyTorch file (pickle), with the command that converts it. Tensors are
-// read when asked for.
+// A file that was opened and checked: the header is within its bounds, names are unique, every shape agrees with its
+// number of bytes, and the tensors fill the file without gaps. A damaged file throws UsageError, which names the
+// defect. A PyTorch file (pickle) throws UsageError with a command that converts the file. Elements are read when they
+// are requested.
 class SafetensorsFile {
  public:
   explicit SafetensorsFile(const std::filesystem::path& path);
@@ -27,7 +27,7 @@ class SafetensorsFile {
   struct Entry {
     std::string dtype;                 // as in the file: F64 F32 F16 BF16 I64 … BOOL
     Shape shape;                       // up to six axes
-    std::uint64_t begin = 0, end = 0;  // bytes, from the first element of the file
+    std::uint64_t begin = 0, end = 0;  // bytes from the first element of the file
     std::uint64_t bytes() const { return end - begin; }
   };
   const std::filesystem::path& path() const { return path_; }
@@ -37,11 +37,11 @@ class SafetensorsFile {
   const Entry& at(const std::string& name) const;  // throws UsageError when there is no such tensor
 
   std::vector<std::byte> bytes(const std::string& name) const;  // as they are in the file
-  std::vector<double> values(const std::string& name) const;    // any type but the 8-bit floats and narrower
-  // On a device, as `dtype`, converted where the file holds another.
+  std::vector<double> values(const std::string& name) const;    // any type but 8-bit floats and C64
+  // A new tensor on this backend, with its elements converted to `dtype`.
   Tensor tensor(const std::string& name, Backend& backend, DType dtype = DType::f32) const;
-  // Into memory that is there already, of the same shape; the type is converted. Elements of the same type are copied
-  // bit for bit.
+  // Reads into an existing tensor of the same shape. Elements of the same type are copied bit for bit. Other types are
+  // converted, but only to a floating type.
   void read(const std::string& name, Tensor& into) const;
   // The same for a part of a tensor: its elements [from, from + into.numel()).
   void read_part(const std::string& name, std::int64_t from, Tensor& into) const;
@@ -62,7 +62,7 @@ class SafetensorsWriter {
  public:
   // The elements are read from the device when write() runs. Throws Error when the name was added before.
   void add(std::string name, const Tensor& tensor);
-  // Types that Tensor does not have. The bytes are not copied: they must live until write().
+  // For types that Tensor does not have. The bytes are not copied: they must live until write().
   void add(std::string name, std::string dtype, const Shape& shape, std::span<const std::byte> bytes);
   void metadata(std::string key, std::string value) { metadata_[std::move(key)] = std::move(value); }
   // Throws UsageError when the file cannot be made, Error when the disk is full.
@@ -72,7 +72,7 @@ class SafetensorsWriter {
   struct Item {
     std::string dtype;
     Shape shape;
-    Tensor tensor;  // or, where it is empty:
+    Tensor tensor;  // undefined: `bytes` has the elements
     std::span<const std::byte> bytes;
   };
   void add(std::string name, Item item);

@@ -20,7 +20,7 @@ bool ReferenceBackend::supports(DType dtype) const {
   return dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f64;
 }
 
-// An empty tensor may have a null pointer, which memcpy must not be given.
+// An empty tensor may have a null pointer, which memcpy does not allow.
 void ReferenceBackend::copy(void* to, const void* from, std::size_t bytes) {
   if (bytes > 0) std::memcpy(to, from, bytes);
 }

@@ -1,5 +1,4 @@
-// ReferenceBackend: plain loops (core/reference/kernels.h). Host pointers throughout; one thread calls, the loops may
-// use several.
+// ReferenceBackend: plain loops (core/reference/kernels.h) on host memory. One thread calls; the loops may use several.
 #pragma once
 #include "core/backend.h"
 
@@ -15,8 +14,8 @@ class ReferenceBackend : public Backend {
   void download(void* host, const void* device, std::size_t bytes) override { copy(host, device, bytes); }
   void copy(void* to, const void* from, std::size_t bytes) override;
   void synchronize() override {}                                // a call returns when it is done
-  void deterministic(bool) override { deterministic_ = true; }  // it always is
-  void exact_convolution(bool) override {}                      // it always is
+  void deterministic(bool) override { deterministic_ = true; }  // always deterministic
+  void exact_convolution(bool) override {}                      // always exact
 };
 
 }  // namespace tandem::reference

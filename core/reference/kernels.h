@@ -1,8 +1,8 @@
-// The kernels of the reference backend: every operation as the textbook writes it, in plain loops over float, bf16 or
-// double. Slow, obviously right, and the oracle of the other backends: it shares no kernel and no element-wise functor
-// with them.
+// The kernels of the reference backend: every operation follows its textbook formula, in plain loops over float, bf16
+// or double. They are slow and easy to check. The other backends are tested against them and share no kernel and no
+// element-wise functor with them.
 //
-// Numbers are read from T, sums are kept in double, and a result is rounded once, when it is stored. Results are
+// Inputs have the type T, sums are in double, and a result is rounded once, when it is stored. Results are
 // bit-identical for an equal number of threads.
 #pragma once
 #include <algorithm>
@@ -26,7 +26,7 @@ void put(T& y, double v, bool add = false) {
   y = T(add ? double(y) + v : v);
 }
 
-// Calls body(i) for every i in [0, n), shared among threads where the steps are enough to pay for it.
+// Calls body(i) for every i in [0, n), on several threads if there are enough steps (of all calls) to pay for it.
 template <class Body>
 void for_each(int threads, std::int64_t n, std::int64_t steps, const Body& body) {
   parallel_ranges(steps >= parallel_grain ? threads : 1, n, 1, [&](std::int64_t begin, std::int64_t end) {
@@ -34,7 +34,7 @@ void for_each(int threads, std::int64_t n, std::int64_t steps, const Body& body)
   });
 }
 
-// sums[c] = Σ_r term(r·columns + c, c). Threads share the columns, not the rows: the result does not depend on their
+// sums[c] = Σ_r term(r·columns + c, c). Threads share the columns, not the rows, so the result does not depend on their
 // number.
 template <class Term>
 std::vector<double> sum_columns(int threads, std::int64_t rows, std::int64_t columns, const Term& term) {
@@ -47,7 +47,7 @@ std::vector<double> sum_columns(int threads, std::int64_t rows, std::int64_t col
   return sums;
 }
 
-// A matrix; element (i, j) lies at data[i·row + j·column].
+// A matrix; element (i, j) is data[i·row + j·column].
 template <class E>
 struct Matrix {
   const E* data;
@@ -113,8 +113,8 @@ void each_output(int threads, const PoolShape& s, const Body& body) {
   });
 }
 
-// log softmax of one row: log_p(x_c) = (x_c − largest) − log Σ exp(x − largest). Nothing overflows, and the two terms
-// are not added first: the logarithm would be lost next to a large logit.
+// log softmax of one row: log_p(x_c) = (x_c − largest) − log Σ exp(x − largest). Nothing overflows. The logarithm is
+// not added to `largest` first: it would be lost next to a large logit.
 struct RowSoftmax {
   double largest = -std::numeric_limits<double>::infinity(), log_sum = 0;
   template <class T>
@@ -229,7 +229,7 @@ class ReferenceKernels : public Kernels<T> {
     });
   }
 
-  // ---- pooling, x[n, h, w, c] → y[n, out_h, out_w, c]; windows may overlap and may stick out of the picture ---------
+  // ---- pooling, x[n, h, w, c] → y[n, out_h, out_w, c]; windows may overlap and extend beyond the picture ------------
   void max_pool(const PoolShape& s, In<T> x, bool with_relu, Out<T> y, Out<std::uint8_t> argmax) override {
     each_output(threads_, s, [&](std::int64_t i, std::int64_t n, const Window& window, std::int64_t c) {
       P largest = -std::numeric_limits<P>::infinity();
@@ -288,7 +288,7 @@ class ReferenceKernels : public Kernels<T> {
       put(mean[c], m[c]);
       put(inverse_std[c], 1 / std::sqrt(biased + s.epsilon));
     }
-    // From the statistics as they are stored: forward and backward must agree on the sign of y.
+    // Uses the statistics as they are stored, so that forward and backward agree on the sign of y.
     normalise(s, x, residual, gamma, beta, mean.tensor, inverse_std.tensor, false, y);
   }
   void normalise(const NormShape& s, In<T> x, In<T> residual, In<P> gamma, In<P> beta, In<P> mean, In<P> spread,
@@ -311,7 +311,7 @@ class ReferenceKernels : public Kernels<T> {
     const auto x_hat = [&](std::int64_t i, std::int64_t c) {
       return (double(x[i]) - double(mean[c])) * double(inverse_std[c]);
     };
-    // g first, in memory of its own: dresidual may be dy itself. A y that is NaN lets the gradient pass.
+    // g is computed first, in separate memory, since dresidual may be dy itself. Where y is NaN, g is dy.
     Scratch scratch(memory_, std::size_t(size) * sizeof(P));
     P* g = scratch.carve<P>(std::size_t(size));
     for_each(threads_, s.rows, size, [&](std::int64_t r) {
@@ -359,7 +359,7 @@ class ReferenceKernels : public Kernels<T> {
       put(y[i], result, add);
     });
   }
-  // Each thread sums a part; the cut depends on n and on the number of threads only.
+  // Each thread sums a part. The parts depend only on n and the number of threads.
   void squared_norm(std::int64_t n, In<T> x, Out<P> y, bool add) override {
     const int parts = n >= parallel_grain ? threads_ : 1;
     std::vector<double> sums(std::size_t(parts), 0.0);
@@ -386,7 +386,7 @@ class ReferenceKernels : public Kernels<T> {
         put(probabilities[r * classes + c], std::exp(log_p));
       }
       total -= (1 - smoothing) * softmax.log_p(double(row[labels[r]]));
-      if (smoothing > 0) total -= smoothing / double(classes) * sum;  // not 0·∞ for a logit of −∞
+      if (smoothing > 0) total -= smoothing / double(classes) * sum;  // else 0·∞ for a logit of −∞
       hits += is_largest(row, classes, labels[r]);
     }
     put(*loss, total / double(rows));
@@ -405,8 +405,8 @@ class ReferenceKernels : public Kernels<T> {
  private:
   static constexpr std::uint8_t cut_by_relu = 255;
 
-  // dx (+)= sums, to which scatter(sums of the output's channel, i, window) adds for each output i. The gradient of a
-  // picture is summed in double, since windows may overlap.
+  // Calls scatter(sums of the output's channel, i, window), which adds to the sums, for each output i; then dx (+)=
+  // sums. The sums are in double, since windows may overlap.
   template <class Scatter>
   void pool_backward(const PoolShape& s, T* dx, bool add, const Scatter& scatter) {
     const std::int64_t picture = s.h * s.w * s.c;

@@ -79,7 +79,7 @@ void Trace::follow(Follower* follower) {
 
 void Trace::collect() {
   Follower* f = follower();
-  if (!f || followed_.empty()) return;  // only a trace that follows devices waits for them
+  if (!f || followed_.empty()) return;  // do not wait for a device without need
   const std::vector<std::int64_t> times = f->times([this] { return now(); });
   for (auto& [on, event] : followed_) {
     event.begin = times[std::size_t(event.mark)];
