@@ -28,11 +28,11 @@ struct Times {
 struct Over {
   static constexpr auto name = "div";
   TANDEM_HD auto f(auto a, auto b) const { return a / b; }
-  // Not g·(1/b) and −a/b²: these overflow or underflow where the quotient does not.
+  // Not computed as g·(1/b) and −a/b²: these overflow or underflow where the quotient does not.
   TANDEM_HD auto da(auto g, auto, auto b) const { return g / b; }
   TANDEM_HD auto db(auto g, auto a, auto b) const { return -g * (a / b / b); }
 };
-// Passes a NaN on, in both gradients too.
+// If an operand is NaN, the result is NaN and both gradients are g.
 struct Maximum {
   static constexpr auto name = "maximum";
   TANDEM_HD auto f(auto a, auto b) const { return a > b || a != a ? a : b; }

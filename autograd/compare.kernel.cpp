@@ -1,4 +1,4 @@
-// Comparisons of two inputs, broadcast as in NumPy, and where, which takes their result as its mask.
+// Comparisons of two inputs, broadcast as in NumPy, and where(), whose mask is the result of a comparison.
 #include <functional>
 
 #include "autograd/elementwise.h"
@@ -27,7 +27,7 @@ Tensor compared(const char* name, const Variable& a, const Variable& b) {
   return y;
 }
 
-// x where the mask m is not 0, else −0, which changes nothing when it is added.
+// x where the mask m is not 0 (inverted: where it is 0), else −0. Adding −0 changes no value.
 struct Keep {
   static constexpr auto name = "where";
   bool inverted;

@@ -1,5 +1,5 @@
-// Two-dimensional convolution. y[n,p,q,o] = Σ x[n, p·s + i·d − pad, q·s + j·d − pad, c]·w[o,i,j,c] + bias[o]; both
-// gradients are convolutions again, and belong to the backend.
+// Two-dimensional convolution. y[n,p,q,o] = Σ x[n, p·s + i·d − pad, q·s + j·d − pad, c]·w[o,i,j,c] + bias[o]. The
+// backend computes both gradients, which are convolutions too.
 #include "autograd/ops.h"
 #include "core/backend.h"
 #include "core/elementwise.h"
@@ -21,8 +21,8 @@ struct Conv2dNode : Node {
             {"groups", {double(s.groups)}},
             {"relu", {double(options.relu)}}};
   }
-  // The weights are passed as a view without a name: a backend keeps a prepared form of a parameter that it meets
-  // twice.
+  // The weights are passed as a view that is not a parameter, because a backend keeps a prepared form of a parameter
+  // from its second use on.
   Recomputation recompute(Operands in) const override {
     return {{in[0]->value(), in[1]->value(), in[2]->defined() ? in[2]->value() : Tensor()},
             [o = options](std::span<const Tensor> s) {

@@ -89,7 +89,7 @@ Variable dropout(const Variable& x, double p, std::uint32_t layer) {
   float keep_scale = float(1 / (1 - p));
   // The training loop counts steps and epochs; otherwise the number of the call replaces the epoch
   const bool loop = m.step_state.defined();
-  // Another call of the module: another mask
+  // A further call of the module in the same step gets another mask
   if (loop && layer != by_call && !m.draws.first_of(layer)) layer = by_call;
   std::uint32_t call = 0;
   if (!loop || layer == by_call) call = std::uint32_t(m.draws.unnumbered++);

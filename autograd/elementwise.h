@@ -8,11 +8,11 @@
 //   };
 //   Variable softsign(const Variable& x) { return elementwise(Softsign{}, x); }
 //
-// x is a float, or a double for f64; a constant that is no integer is converted to its type: decltype(x)(0.1). g is the
-// gradient of the result. df reads the input, or what `static constexpr From from` says. A functor with members returns
-// them from `Attributes attributes() const` (for ONNX and for records of a model). Use <cmath> with std:: and
-// core/math.h. Include this file in a file whose name ends in .kernel.cpp, which nvcc compiles in a build with CUDA. In
-// other files the operation runs on the CPU only (in examples/ the Makefile chooses the compiler).
+// x is a float, or a double for f64. Convert a constant that is no integer to the type of x: decltype(x)(0.1). g is the
+// gradient of the result. df reads the input, or the tensor that `static constexpr From from` selects. A functor with
+// members returns them from `Attributes attributes() const` (for ONNX and for records of a model). Use <cmath> with
+// std:: and core/math.h. Include this file in a file whose name ends in .kernel.cpp, which nvcc compiles in a build
+// with CUDA. In other files the operation runs on the CPU only (in examples/ the Makefile chooses the compiler).
 #pragma once
 #include "autograd/ops.h"
 #include "core/broadcast.h"

@@ -1,5 +1,5 @@
-// Group and layer normalisation, composed from other operations. 16-bit pictures are normalised in f32. Nothing differs
-// between training and evaluation.
+// Group and layer normalisation, composed from other operations. 16-bit pictures are normalised in f32. The result
+// is the same in training and evaluation.
 #include <algorithm>
 #include <cmath>
 
@@ -15,7 +15,7 @@ Variable normalise(const char* op, const Variable& x, const Shape& s, const Vari
   require(epsilon >= 0 && std::isfinite(epsilon), op, ": epsilon ", epsilon, " must be finite and at least 0");
   check_inputs(op, x.value(), {&gamma.value(), &beta.value()});
   const std::int64_t pictures = s[0], pixels = s[1], groups = s[2], channels = s[2] * s[3];
-  const double count = double(std::max<std::int64_t>(1, pixels * s[3]));  // of no elements, the mean is 0
+  const double count = double(std::max<std::int64_t>(1, pixels * s[3]));  // the mean of no elements is 0
   const Variable ones(Tensor::full(x.backend(), {groups, s[3]}, 1, gamma.dtype()));
   auto average = [&](const Variable& v) {  // [pictures, 1, channels], or 1 in place of channels
     if (pixels == 1 && groups == 1) return sum(v, {2}, true) / count;

@@ -9,7 +9,7 @@ namespace {
 template <class A>
 TANDEM_HD inline bool larger(A a, A b) {
   return a > b || (a != a && b == b);
-}  // a NaN than every number, as in PyTorch
+}  // a NaN is larger than every number, as in PyTorch
 
 // For each of outer × inner rows, the indices of its k largest or smallest elements; of equal elements, the first.
 template <class T>
@@ -51,7 +51,7 @@ Tensor best(const char* op, const Variable& x, std::int64_t k, int axis, bool la
   return places;
 }
 
-// y[o, k, :] = x[o, index, :]. The index is one for each element of y (gather), or one for each k (embedding).
+// y[o, k, :] = x[o, index, :]. There is one index for each element of y (gather), or one for each k (embedding).
 struct Places {
   std::int64_t n, m, inner;  // elements along the axis: of x, of y
   bool each;
@@ -75,8 +75,8 @@ struct Gather {
     });
   }
 };
-// Adds dy to the elements of x that were gathered. An element may be gathered many times, so one lane adds all its
-// gradients, in order; a row is up to 32 of the inner elements.
+// Adds dy to the gradients of the elements that were gathered. An element may be gathered many times, so one lane adds
+// all its gradients, in order. A row of the launch has up to 32 inner elements.
 template <class T>
 struct GatherBackward {
   static constexpr std::int64_t width = 32;

@@ -16,7 +16,7 @@ struct SquaredError {
 struct AbsoluteError {
   static constexpr auto name = "l1_loss";
   TANDEM_HD auto f(auto a, auto b) const { return std::fabs(a - b); }
-  TANDEM_HD auto da(auto g, auto a, auto b) const { return g * (a > b ? 1 : a < b ? -1 : a - b); }  // a NaN's is NaN
+  TANDEM_HD auto da(auto g, auto a, auto b) const { return g * (a > b ? 1 : a < b ? -1 : a - b); }  // NaN for a NaN
   TANDEM_HD auto db(auto g, auto a, auto b) const { return da(g, b, a); }
 };
 struct Huber {

@@ -45,7 +45,7 @@ struct LinearNode : Node {
   }
 };
 
-// x with the batch axes `batch` before its matrices: repeated where they are more than x has.
+// Broadcasts x[…, rows, columns] to [batch…, rows, columns].
 Variable in_batches(const Variable& x, const Shape& batch) {
   Shape full = batch;
   for (int axis : {-2, -1}) full.append(x.size(axis));

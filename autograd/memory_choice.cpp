@@ -47,8 +47,8 @@ class Simulation {
   int read_at(int i) const { return result_.read_at[at(i)]; }
   int end_of(int i) const { return saved(i).gone < 0 ? events_ - 1 : saved(i).gone; }
 
-  // Adds the memory use of tensor i that is known in advance; for a swapped tensor it depends on times. load_
-  // holds differences between one event and the next so far.
+  // Adds the memory use of tensor i that is known in advance; for a swapped tensor it depends on times. During these
+  // calls load_ holds the differences between one event and the next.
   void place(int i, std::vector<std::size_t>& scratch) {
     const SavedRecord& s = saved(i);
     auto stays = [&](int from, int to) {
@@ -98,7 +98,7 @@ class Simulation {
     result_.seconds += wait;
   }
 
-  // Occupies a lane from now on, or when it is free. Returns when the copy is done.
+  // Occupies a lane from now on, or from when it is free. Returns the time at which the copy is done.
   double copy(int i, double& lane, double rate) {
     lane = std::max(lane, result_.seconds) + double(saved(i).bytes) / rate;
     result_.seconds += means_.slowdown * double(saved(i).bytes);
@@ -115,8 +115,8 @@ class Simulation {
     state_[at(i)] = State::outside;
   }
 
-  // Computation waits for copies to the outside if the event does not fit into memory together with the tensors that
-  // are being copied.
+  // Computation waits for copies out if the event does not fit into memory together with the tensors that are being
+  // copied.
   void make_room(int event) {
     for (const auto& [time, i] : outs_) {
       if (load_[at(event)] + staying_ <= budget_) return;
@@ -159,16 +159,16 @@ class Simulation {
   const std::size_t budget_;
   const MemoryMeans means_;
   const int events_ = int(it_.events.size());
-  std::vector<std::size_t> load_ = std::vector<std::size_t>(at(events_ + 1));  // bytes of each event, but not
-  std::size_t staying_ = 0;  // the bytes of tensors that are swapped and have not left yet
+  std::vector<std::size_t> load_ = std::vector<std::size_t>(at(events_ + 1));  // bytes of each event, without staying_
+  std::size_t staying_ = 0;  // bytes of swapped tensors that have not left yet
   std::vector<State> state_ = std::vector<State>(fates_.size());
   std::vector<double> arrives_ = std::vector<double>(fates_.size());
   using ByEvent = std::vector<std::vector<int>>;  // tensors
   ByEvent saved_after_ = ByEvent(at(events_)), leave_after_ = saved_after_, reads_ = saved_after_;
   std::vector<int> fetches_;                  // the tensors that are swapped, by first read
-  std::vector<std::pair<double, int>> outs_;  // when which copy out is done
+  std::vector<std::pair<double, int>> outs_;  // (time at which it is done, tensor) of each copy out
   std::size_t next_fetch_ = 0;
-  int turn_ = 0;  // the event after which the last tensor begins to leave; none returns before
+  int turn_ = 0;  // the event after which the last copy out begins; no copy in begins before
   double out_free_ = 0, in_free_ = 0;
   Forecast result_;  // seconds: the time so far
 };
@@ -176,9 +176,9 @@ class Simulation {
 // ---- the choice -----------------------------------------------------------------------------------------------------
 using Fates = std::vector<Fate>;
 
-// Where recomputation may begin. The operations are cut into `parts` of like size, each where the fewest bytes cross
-// the cut: these are kept, everything between is computed again from them, part by part (Chen et al. 2016, Training
-// deep nets with sublinear memory cost).
+// Recomputation in parts. The operations are cut into `parts` of similar size, each cut where the fewest bytes cross
+// it. The tensors that cross a cut are kept, and all others are recomputed from them, part by part (Chen et al. 2016,
+// Training deep nets with sublinear memory cost).
 Fates cut_in_parts(const IterationRecord& it, std::size_t parts) {
   const std::size_t n = it.saved.size();
   // Last reader of each; bytes across the cut before each; bytes of the tensors before each
@@ -225,7 +225,7 @@ class Chooser {
   }
 
   // The cost of swapping a byte is not known beforehand: a copy costs nothing while the lanes keep up with computation,
-  // and its whole time beyond that. So several prices per byte are tried; the simulation gives the time of each choice,
+  // and its whole time beyond that. So several prices per byte are tried. The simulation gives the time of each choice,
   // and the best one is refined.
   MemoryChoice best() const {
     MemoryChoice best = measured(Fates(it_.saved.size(), Fate::keep));
@@ -244,7 +244,7 @@ class Chooser {
     return improved(std::move(best), true, large ? 32 : movable_.size());
   }
 
-  // With every tensor away that can leave.
+  // The peak when every tensor that can leave memory has left.
   std::size_t smallest() const {
     std::size_t least = std::size_t(-1);
     for (Fates& fates : cuts()) {
@@ -260,7 +260,7 @@ class Chooser {
     if (fate == Fate::keep) return true;
     return fate == Fate::swap ? means_.swap : means_.recompute && it_.saved[i].recompute >= 0;
   }
-  std::vector<Fates> cuts() const {  // all kept, and several numbers of parts
+  std::vector<Fates> cuts() const {  // all kept, and cut_in_parts() for several numbers of parts
     std::vector<Fates> all{Fates(it_.saved.size(), Fate::keep)};
     if (means_.recompute)
       for (std::size_t parts : several_parts)
@@ -280,7 +280,7 @@ class Chooser {
            std::pair(b.forecast.seconds, b.forecast.swapped + b.forecast.recomputed);
   }
 
-  // While some event is over the budget: a knapsack chooses the tensors that leave memory during the fullest event, at
+  // While an event exceeds the budget, a knapsack chooses the tensors that leave memory during the fullest event, at
   // the least cost. price: seconds per swapped byte.
   MemoryChoice at_price(double price, MemoryChoice c) const {
     while (!c.fits) {
@@ -297,7 +297,7 @@ class Chooser {
         items.push_back(i);
         sizes.push_back(s.bytes);
         fates.push_back(again ? Fate::recompute : Fate::swap);
-        costs.push_back((again ? s.recompute : swap) + 1e-15 * double(s.bytes));  // the smaller of equal ones
+        costs.push_back((again ? s.recompute : swap) + 1e-15 * double(s.bytes));  // in a tie, the smaller one
       }
       if (items.empty()) return c;
       const std::size_t all = std::accumulate(sizes.begin(), sizes.end(), std::size_t{0}),
@@ -311,9 +311,9 @@ class Chooser {
     return c;
   }
 
-  // Local search over the tensors that are recomputed, or all: gives runs of those of like recomputation time per byte
-  // another fate, the longest runs first, down to `most` runs, while that improves the choice. In small problems two
-  // tensors also exchange their fates.
+  // Local search over all tensors, or over those that are recomputed. They are sorted by recomputation time per byte
+  // and cut into 1, 2, 4, … `most` runs. Each run is given each fate, and the change is kept if it improves the choice.
+  // In small problems two tensors also exchange their fates.
   MemoryChoice improved(MemoryChoice best, bool all, std::size_t most) const {
     std::vector<std::size_t> tensors;
     for (std::size_t i : movable_)
@@ -345,7 +345,7 @@ class Chooser {
   const std::size_t budget_;
   const MemoryMeans means_;
   const Knapsack& knapsack_;
-  std::vector<std::size_t> movable_, marked_;  // movable_: those that are the dearest to recompute first
+  std::vector<std::size_t> movable_, marked_;  // movable_: by recomputation time per byte, the longest first
 };
 
 }  // namespace

@@ -63,8 +63,8 @@ struct Forecast {
   std::vector<int> read_at;      // the event that first needs it, also as a source of another tensor
 };
 
-// Copies out begin after the last use, in order; where memory is short, computation waits for them. Copies in begin, in
-// the order in which the tensors are needed, as early as there is room for the tensor until it is read.
+// Copies out begin after the last use, in order; where memory is short, computation waits for them. Copies in begin in
+// the order in which the tensors are needed, each as soon as every event until the tensor is destroyed has room for it.
 Forecast simulate(const IterationRecord& iteration, std::span<const Fate> fates, std::size_t budget,
                   const MemoryMeans& means);
 

@@ -112,7 +112,7 @@ void MemoryPlan::discard(int id) {
   for (const Source& s : e.rerun->sources)
     if (s.entry >= 0 && !at(s.entry).storage) return;
   for (Source& s : e.rerun->sources)
-    if (s.entry >= 0) s.held = {s.weak.lock(), s.held.writes};  // a branch that backward does not reach may end before
+    if (s.entry >= 0) s.held = {s.weak.lock(), s.held.writes};  // else a branch that backward skips could release it
   e.storage->leave(Residency::discarded);
   note_base();
   resident_ -= saved(id).bytes;
@@ -185,7 +185,7 @@ std::size_t MemoryPlan::relieve(std::size_t bytes) {
 }
 
 // The first steps determine the smallest budget (backends prepare weights in the first), and end() throws. A later step
-// is not stopped because other programs have taken memory.
+// is not stopped when another user of the allocator has taken memory.
 std::size_t MemoryPlan::lacks(std::size_t bytes) {
   if (!accepted_) return bytes;
   if (!std::exchange(warned_, true))

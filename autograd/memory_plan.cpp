@@ -77,7 +77,7 @@ void MemoryPlan::end() {
   now_.seconds = measured_.seconds;
   now_.stall = measured_.stall;
   if (timed_) read_times();
-  for (SavedRecord& s : record_.saved)  // a source that ends before cannot be used
+  for (SavedRecord& s : record_.saved)  // a source that is destroyed before cannot be used
     for (int source : s.sources)
       if (saved(source).gone >= 0 && saved(source).gone < s.needed) s.recompute = -1;
   now_.planned = plan_ && on_plan_ && hashes_.size() == plan_->hashes.size();
@@ -191,7 +191,7 @@ void MemoryPlan::save(const Saved& kept) {
     s.recompute = -1;
   }
   if (s.needed >= 0)
-    s.free_at = never;  // backward saves it anew: it stays
+    s.free_at = never;  // saved again during backward: it stays
   else
     s.last_used = event();
   if (s.saved >= 0) return;
@@ -210,7 +210,7 @@ void MemoryPlan::recorded(Node& node, Operands inputs, const Tensor& y) {
     bytes += double(v->value().bytes());
     if (const int id = known(v->value()); id >= 0 && saved(id).needed < 0) saved(id).last_used = event();
   }
-  note_base();  // the temporary memory of the operation, and what else it left, is what another run takes
+  note_base();  // scratch: the bytes that the operation took besides its output; recomputing it takes them again
   const std::size_t others = before_event_ + y.storage()->block_bytes(), scratch = base_ - std::min(base_, others);
   for (std::size_t i = 0; i < node.saved.size(); i++) save(node.saved[i]);
   const int id = remember(node, inputs, y);
@@ -222,8 +222,8 @@ void MemoryPlan::output_of_marked(const Tensor& y) {
   if (const int id = follows() ? known(y) : -1; id >= 0) saved(id).marked = false;
 }
 
-// Notes how y can be computed again. Parameters and small tensors that this takes are held; of other tensors, which
-// must be entries of this plan, only a weak reference is. Returns y's number; −1: it cannot be computed again.
+// Records how y can be computed again. Sources that are parameters or small are held. Other sources must be entries of
+// this plan, and get only a weak reference. Returns y's number; −1: y cannot be computed again.
 int MemoryPlan::remember(const Node& node, Operands inputs, const Tensor& y) {
   if (options_.swap == SwapMode::off || options_.swap == SwapMode::swap) return -1;
   Recomputation how = node.recompute(inputs);
@@ -310,7 +310,7 @@ void MemoryPlan::gone(Storage& storage) noexcept {
   saved(id).gone = memory_requests() == requests_ ? event() - 1 : event();
   e.storage = nullptr;
   ended_.push_back(std::move(e.rerun));
-  if (ended_.size() > 1) return;  // within the loop below: a source may end with what was computed from it
+  if (ended_.size() > 1) return;  // called from the loop below: a Rerun may hold the last reference to a source
   for (std::size_t k = 0; k < ended_.size(); k++) std::unique_ptr<Rerun>(std::move(ended_[k])).reset();
   ended_.clear();
 }
@@ -356,8 +356,8 @@ void MemoryPlan::check_budget(bool first) {
            broken_.empty() ? "" : "; nothing can be swapped: " + broken_);
 }
 
-// A plan is settled when steps take the time that it predicts, and no earlier choice was faster. If a settled plan's
-// steps begin to differ, a few are waited for before it is planned again.
+// A plan is settled when steps take the time that it predicts, and no earlier choice was faster. After the first three
+// plans, a new one is made only after 2 steps that differ from the forecast, later after 4, 8 and at most 16.
 void MemoryPlan::plan_next() {
   Plan& p = plans_[hashes_.front()];
   plan_ = &p;
@@ -395,7 +395,7 @@ void MemoryPlan::plan_next() {
   adopt(std::move(choice));
 }
 
-// For the next steps that are like the last one.
+// Makes this the choice for the next steps that are like the last one.
 void MemoryPlan::adopt(MemoryChoice choice) {
   Plan& p = *plan_;
   p.choice = std::move(choice);

@@ -103,7 +103,7 @@ class MemoryPlan final : public TapeWatcher, public Keeper {
   struct Source {  // of a recomputation
     Saved held;    // a parameter, or a tensor too small to evict; any other tensor while the result is discarded
     WeakTensor weak;
-    int entry = -1;  // number of such another tensor
+    int entry = -1;  // number of a tensor that may be evicted; −1: a parameter or a small tensor
   };
   struct Rerun {  // how a tensor is recomputed
     std::function<Tensor(std::span<const Tensor>)> compute;
@@ -123,7 +123,7 @@ class MemoryPlan final : public TapeWatcher, public Keeper {
     void* block = nullptr;     // the block that it is copied back into
     std::unique_ptr<Rerun> rerun;
   };
-  // What the step does. A lap ends when that changes, and its time counts for what ended with it.
+  // The current activity of the step. A lap ends when the activity changes; its time is attributed to the old activity.
   struct Doing {
     enum Kind : std::uint8_t { event, wait, recompute } kind = event;
     int id = -1;  // event: the tensor that it computed, at its end; recompute: the tensor
@@ -131,7 +131,7 @@ class MemoryPlan final : public TapeWatcher, public Keeper {
   struct Lap {
     Doing did;
     int event;
-    double end;  // as now(); on a device the number of a mark
+    double end;  // in seconds, as now(); on a device the number of a mark
   };
   class Activity {
    public:
@@ -183,8 +183,8 @@ class MemoryPlan final : public TapeWatcher, public Keeper {
     MemoryChoice choice;
     std::vector<std::uint64_t> hashes;         // of the events that the plan is for
     std::vector<int> last_used;                // by tensor: it leaves after this event
-    std::vector<std::pair<int, int>> fetches;  // after which event which tensor is copied in, in order
-    int times = 0, differed = 0;               // that it was planned; steps since then that differed from the forecast
+    std::vector<std::pair<int, int>> fetches;  // (event, tensor) in order: the copy in begins after the event
+    int times = 0, differed = 0;               // plans made; steps since then that differed from the forecast
     double alone = 0;                          // seconds of computation in a step without copies; 0: not known
     MemoryChoice best;                         // the choice of the fastest step
     double best_seconds = 0;                   // seconds of that step; 0: none yet
@@ -203,14 +203,14 @@ class MemoryPlan final : public TapeWatcher, public Keeper {
   const std::thread::id thread_ = std::this_thread::get_id();
   // The device's clock; null: work is done when calls return, or the device cannot measure times
   const std::unique_ptr<Follower> clock_;
-  bool active_ = false, returns_ = false;  // within a step; at its end, when all evicted tensors are brought back
+  bool active_ = false, returns_ = false;  // within a step; at its end, while all evicted tensors return
   TapeWatcher* outer_ = nullptr;
 
   std::vector<Entry> entries_;  // by number, as record_.saved
   IterationRecord record_;
   std::vector<std::uint64_t> hashes_;          // of the events: operation and shape
   std::vector<int> staying_;                   // tensors that are in memory and may leave, or are not free yet
-  std::size_t next_fetch_ = 0;                 // of the plan's
+  std::size_t next_fetch_ = 0;                 // index in the plan's fetches
   std::vector<std::unique_ptr<Rerun>> ended_;  // of storages that are being destroyed
   std::size_t resident_ = 0, base_ = 0;        // bytes of saved tensors in memory; the event's other bytes
   std::size_t before_event_ = 0;               // others_live() when the event began
@@ -226,7 +226,7 @@ class MemoryPlan final : public TapeWatcher, public Keeper {
 
   std::map<std::uint64_t, Plan> plans_;  // by the first event: an epoch's smaller last batch has a plan of its own
   Plan* plan_ = nullptr;
-  static constexpr int warm_up = 2;  // plans
+  static constexpr int warm_up = 2;  // number of first plans that only recompute where that suffices
   int steps_ = 0;
   double slowdown_ = 0;      // MemoryMeans::slowdown, as measured
   std::size_t outside_ = 0;  // bytes in use at the peak between steps
@@ -236,7 +236,7 @@ class MemoryPlan final : public TapeWatcher, public Keeper {
   // It does not include weights that only an algorithm of another run keeps prepared between steps.
   std::size_t least_ = 0, most_before_ = 0, most_in_ = 0;
   std::size_t lacking_ = 0, reserve_ = 0;   // bytes that this step took beyond the budget; bytes kept free from now on
-  bool accepted_ = false, warned_ = false;  // the first steps are over and the budget holds; it was exceeded later
+  bool accepted_ = false, warned_ = false;  // check_budget() is done; lacks() has printed its warning
 };
 
 }  // namespace tandem

@@ -145,7 +145,7 @@ class Engine {
     require(!std::exchange(runs_, true),
             "backward() was called within a backward pass of this thread, by a hook or by an operation's backward: "
             "call it after that one. To compute a module again in backward, set its `recompute`");
-    static std::atomic<std::uint64_t> visits{0};  // of all threads: a leaf may be visited by one after the other
+    static std::atomic<std::uint64_t> visits{0};  // shared, since threads may visit a leaf one after the other
     visit_ = visits.fetch_add(1, std::memory_order_relaxed) + 1;
     struct Leave {
       Engine& pass;
@@ -264,7 +264,7 @@ class Engine {
   bool runs_ = false;
   std::uint64_t visit_ = 0;
   std::vector<Node*> stack_;
-  std::vector<Ref<Node>> ready_;  // a heap, the youngest first
+  std::vector<Ref<Node>> ready_;  // a heap; the newest node is on top
   std::vector<GradientSlot> slots_;
 };
 

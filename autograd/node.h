@@ -69,8 +69,8 @@ class GradientSlot {
     bool add = false;
   };
   Destination destination(Backend& backend, const Shape& shape, DType dtype);
-  // The same for a gradient that may be unwanted: calls write(tensor, add) if it is wanted. If it is zero because a
-  // factor is empty, it is zeroed instead.
+  // Calls write(tensor, add) if the gradient is wanted. zero: an operand has no elements, so the gradient is zero, and
+  // write is not called.
   template <class Write>
   void fill(Backend& backend, const Shape& shape, DType dtype, bool zero, const Write& write) {
     if (!wanted()) return;
@@ -98,7 +98,7 @@ class Node : public Counted {
   // each of the first two inputs costs the same number.
   virtual double flops() const { return 0; }
   virtual Attributes attributes() const { return {}; }
-  // For operations that are cheap to run again. Called when the operation has run.
+  // How the memory plan computes the result again. Called after the operation has run. Default: not possible.
   virtual Recomputation recompute([[maybe_unused]] Operands inputs) const { return {}; }
 
   const char* op;            // "conv2d"
@@ -157,7 +157,7 @@ struct BackwardOptions {
 // Throws Error when it is called within a backward pass, by a hook or by a node's backward.
 void backward(const Variable& root, const BackwardOptions& options = {});
 
-// Thrown with checks on when a value is not finite; names the operation that produced it.
+// Thrown if mode().check is set and a value is not finite; names the operation that produced it.
 struct NotFinite : Error {
   using Error::Error;
 };
@@ -170,7 +170,7 @@ class TapeWatcher {
   virtual ~TapeWatcher() = default;
   // Called after node was added to the tape
   virtual void recorded(Node& node, Operands inputs, const Tensor& y) = 0;
-  // y is the output of a module that is marked for recomputation (Module::recompute). y itself is kept.
+  // y is the output of a module that is marked for recomputation (Module::recompute). y itself is not marked.
   virtual void output_of_marked(const Tensor& y) = 0;
   virtual void before(Node& node) = 0;  // its backward runs next
   virtual void after(Node& node) = 0;   // its backward has run; its saved tensors still exist
@@ -179,7 +179,7 @@ class TapeWatcher {
 // Dropout calls so far: of this step, or of the thread if there is no step state. Assigning 0 begins a step.
 struct DropoutCalls {
   DropoutCalls(std::uint64_t unnumbered = 0) : unnumbered(unnumbered) {}
-  bool first_of(std::uint32_t layer) {  // whether the layer has not been called yet; counts the call
+  bool first_of(std::uint32_t layer) {  // true for the first call of this layer
     if (std::find(layers.begin(), layers.end(), layer) != layers.end()) return false;
     layers.push_back(layer);
     return true;

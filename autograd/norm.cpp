@@ -24,7 +24,7 @@ struct BatchNormNode : Node {
   bool residual;
   BatchNormNode(const NormShape& shape, bool r) : Node(name), s(shape), residual(r) {}
   Attributes attributes() const override { return {{"epsilon", {s.epsilon}}, {"relu", {double(s.relu)}}}; }
-  // From the statistics that the first run stored. The running ones do not change again.
+  // Uses the statistics that the first run saved. The running statistics do not change again.
   Recomputation recompute(Operands in) const override {
     Recomputation again{{in[3]->defined() ? in[3]->value() : Tensor()}, [shape = s](std::span<const Tensor> t) {
                           Tensor y = Tensor::like(t[1]);
@@ -65,7 +65,7 @@ struct BatchNormNode : Node {
     backend.batch_norm_backward(s, x, residual && s.relu ? &kept(5) : nullptr, dy, gamma, beta, mean, inverse, out);
     if (tied.defined()) slots[2].accumulate(std::move(tied));
     if (wants_residual) {
-      if (s.relu) dy = Tensor();  // `masked` has the memory now
+      if (s.relu) dy = Tensor();  // `masked` holds the memory
       slots[3].accumulate(s.relu ? std::move(masked) : std::move(dy));
     }
   }

@@ -39,7 +39,7 @@ Variable neg(const Variable& x);
 Variable sin(const Variable& x);
 Variable cos(const Variable& x);
 Variable clamp(const Variable& x, double low, double high);
-// factor·x + shift; adding −0 leaves the sign of a zero
+// factor·x + shift; the default −0 keeps the sign of a zero
 Variable scale(const Variable& x, double factor, double shift = -0.0);
 Variable div_by(const Variable& x, double divisor);  // x / divisor, correctly rounded: scale(x, 1 / divisor) is not
 Variable power(const Variable& x, double exponent);
@@ -140,7 +140,7 @@ Variable layer_norm(const Variable& x, const Variable& gamma, const Variable& be
 // Zeroes each element with probability p and scales the rest by 1/(1−p). layer is the number of the random stream: a
 // module Dropout has its own number for its first call in a step; all other calls in a step are numbered in order. If a
 // training loop supplies (seed, layer, epoch, picture), the random numbers depend on these, not on the position in the
-// batch. In a loop that does not supply them each call draws new numbers, from mode().seed.
+// batch. If a loop does not supply them, each call draws new numbers from mode().seed.
 inline constexpr std::uint32_t by_call = 1u << 20;
 Variable dropout(const Variable& x, double p, std::uint32_t layer = by_call);
 
@@ -160,7 +160,7 @@ struct TopKResult {
 };
 TopKResult topk(const Variable& x, std::int64_t k, int axis = -1, bool largest = true);  // sorted, ties by index
 
-// ---- losses (loss.kernel.cpp, loss.cpp); the mean, in f32 -----------------------------------------------------------
+// ---- losses (loss.kernel.cpp, loss.cpp); the mean, in f32, or in f64 if x is f64 ------------------------------------
 // Over all elements; x and target have one shape.
 Variable mse_loss(const Variable& x, const Variable& target);  // (x − t)²
 Variable l1_loss(const Variable& x, const Variable& target);   // |x − t|

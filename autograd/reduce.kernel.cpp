@@ -61,7 +61,7 @@ Tensor reduced(Reduction op, const Tensor& x, const Shape& kept) {
   return y;
 }
 
-// dx = factor·dy, stretched: i is the position of an element of x, and p that of its sum.
+// dx = factor·dy, broadcast to the shape of x: i is the position of an element of x, and p that of its sum.
 template <class T>
 struct SumGradient {
   double factor;

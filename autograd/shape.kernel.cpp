@@ -166,7 +166,7 @@ Variable slice(const Variable& x, int axis, std::int64_t begin, std::int64_t end
   view.step[a] *= step;
   Shape shape = x.shape();
   shape[a] = (end - begin + step - 1) / step;
-  // Rows of the first axis share memory
+  // A slice of the first axis without gaps shares memory with x
   const Tensor y = a == 0 && step == 1 ? x.value().slice(begin, end) : Tensor(x.backend(), shape, x.dtype());
   return copied<slice_op>(
       y, {&x}, {{shape, view, whole(shape)}},

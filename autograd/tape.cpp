@@ -51,7 +51,7 @@ std::string text_of(const Shape& shape, DType dtype) {
 std::string dot_of(const Variable& root) {
   const std::vector<TapeEntry> tape = tape_of(root);
   std::map<std::string, std::string> modules;    // by path: the operations and leaves
-  std::map<const Node*, std::string> ids, home;  // home: of a leaf, the module that uses it first
+  std::map<const Node*, std::string> ids, home;  // home: the module that uses a leaf first
   for (const TapeEntry& e : tape) ids.emplace(e.node, std::string("n").append(std::to_string(ids.size())));
   std::string edges;
   std::size_t saved = 0, operations = 0;

@@ -37,8 +37,8 @@ struct Gelu {
     return g * (normal_distribution(x) + x * density);
   }
 };
-// 0.5·x·(1 + tanh(u)) = x·logistic(2u), which keeps its digits where tanh is near −1. Beyond 40 that is 0 or 1 to the
-// last digit, and x³ would overflow.
+// 0.5·x·(1 + tanh(u)) = x·logistic(2u). The right side loses no digits where tanh is near −1. x is limited to ±40 in u:
+// there logistic(2u) is 0 or 1 to the last digit, and the x³ of a larger x may overflow.
 struct GeluTanh {
   static constexpr auto name = "gelu_tanh";
   TANDEM_HD static auto bounded(auto x) { return x < -40 ? -40 : x > 40 ? 40 : x; }
@@ -196,7 +196,7 @@ Variable rsqrt(const Variable& x) { return elementwise(Rsqrt{}, x); }
 Variable reciprocal(const Variable& x) { return elementwise(Reciprocal{}, x); }
 Variable square(const Variable& x) { return elementwise(Square{}, x); }
 Variable abs(const Variable& x) { return elementwise(Abs{}, x); }
-// Adding −0 changes nothing, not even 0's sign
+// Adding −0 changes no value, not even the sign of a zero
 Variable neg(const Variable& x) { return elementwise(Affine{-1, -0.0}, x); }
 Variable sin(const Variable& x) { return elementwise(Sin{}, x); }
 Variable cos(const Variable& x) { return elementwise(Cos{}, x); }

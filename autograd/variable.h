@@ -32,7 +32,7 @@ class Variable {
   Tensor grad() const { return leaf_ && leaf_->has_grad ? leaf_->grad : Tensor(); }
   void zero_grad() {
     if (leaf_) leaf_->has_grad = false;
-  }  // the next backward overwrites
+  }  // the next backward() overwrites the gradient
   Variable detach() const { return Variable(value()); }
   void backward(const BackwardOptions& options = {}) const { tandem::backward(*this, options); }
 
@@ -45,9 +45,9 @@ class Variable {
 
 inline std::ostream& operator<<(std::ostream& out, const Variable& v) { return out << v.value(); }
 
-// The last call of an operation: record<N>(y, inputs, saved, attributes…) wraps y and, when a gradient may flow, adds a
-// node N(attributes…) to the tape. Inputs and saved tensors are given separately, because backward rarely needs all
-// inputs. N::name is the name of the operation.
+// Every operation ends with record<N>(y, inputs, saved, attributes…). It wraps y and, if an input requires a gradient,
+// adds a node N(attributes…) to the tape. Inputs and saved tensors are given separately, because backward rarely needs
+// all inputs. N::name is the name of the operation.
 bool needs_tape(Operands inputs);
 // Adds a new node to the tape: y = op(inputs). Reports it to mode().watcher.
 void add_to_tape(Node& node, Operands inputs, std::initializer_list<Tensor> saved, const Tensor& y);

@@ -1,5 +1,5 @@
-// The cuda backend: one stream, and everything queued on it. Matrix products go to cuBLAS, convolutions to cuDNN's
-// plans, the rest to kernels of our own (kernels.h). This file keeps narrow copies of the weights, and records steps.
+// The cuda backend. All work is queued on one stream. Matrix products are computed by cuBLAS, convolutions by cuDNN's
+// plans, the rest by our own kernels (kernels.h). This file also records steps.
 #include "core/backend.h"
 
 #include <memory>
@@ -95,7 +95,7 @@ class CudaBackend final : public Backend {
     convolution_.rules(rules);
   }
 
-  // A step as a CUDA graph. Its memory is a pool of its own. The capture mode is relaxed: the allocator may request
+  // A step as a CUDA graph. Its memory is a separate pool. The capture mode is relaxed: the allocator may request
   // device memory and cuDNN may load a kernel during the capture. Our own checks refuse operations that a graph cannot
   // contain.
   class Graph : public Capture {
@@ -264,8 +264,8 @@ class CudaKernels final : public Kernels<T> {
     operator float*() const { return reinterpret_cast<float*>(data()); }
   };
 
-  // Weights as products with pictures of type T need them: the weights themselves, their cached copy, or a copy for
-  // this call.
+  // Weights in type T, for products with pictures of that type: the weights themselves, their cached copy, or a copy
+  // for this call.
   class Narrow {
    public:
     Narrow(CudaBackend& b, In<float> w)

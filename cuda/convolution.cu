@@ -165,7 +165,7 @@ struct Convolution::State {
     }
   }
 
-  // The candidates for a key: with a bias, plans that add it, then plans of the convolution alone; each also with
+  // The candidates for a key: with a bias, plans that add it; then plans of the convolution alone. Both kinds also with
   // padded channels.
   std::vector<Plan> plans_for(const PlanKey& key) {
     const ForDevice device = [this](Descriptor& d) {
@@ -178,9 +178,9 @@ struct Convolution::State {
     if (key.empty()) return plans;
     const std::size_t most = recording ? 1 : 8;
     auto add = [&](PlanKey k, bool wide) {
-      // Whether a ReLU lets NaN through cannot be tried while a step is recorded. For graphs with a bias cuDNN offers
-      // the same engines whatever the alignment, although most of them need 16 bytes without a bias: so buffers get the
-      // largest alignment.
+      // Whether a ReLU keeps NaN cannot be tried while a step is recorded. For graphs with a bias cuDNN offers the same
+      // engines for any alignment, although most of them need 16 bytes without a bias. So such graphs are built only if
+      // all addresses are multiples of 16.
       std::vector<Plan> found;
       if (k.bias && !recording && k.alignment == Alignments()) found = candidates(device, k, rules, most);
       k.bias = k.relu = false;
@@ -195,10 +195,10 @@ struct Convolution::State {
     return plans;
   }
 
-  // The plan for a key. At the first use, each candidate runs on the caller's buffers (results are overwritten later,
-  // or go to scratch memory if they are added), and the fastest is kept; in deterministic mode, the first that runs.
-  // While a step is recorded nothing can be measured: the first candidate is used for the recording, and a later eager
-  // call chooses again.
+  // The plan for a key. At the first use, each candidate runs on the caller's buffers: results are overwritten later,
+  // or are written to scratch memory if they are to be added. The fastest is kept; in deterministic mode, the first
+  // that runs. While a step is recorded nothing can be measured: the recording uses the first candidate, and a later
+  // eager call chooses again.
   Entry& entry(const PlanKey& key, Operands o) {
     for (auto& e : entries)
       if (e->key == key && (e->tried || recording)) return *e;

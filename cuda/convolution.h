@@ -27,7 +27,7 @@ class Convolution {
   void backward_data(const ConvShape&, DType, const void* dy, const void* w, void* dx, bool add);
   void backward_filter(const ConvShape&, DType, const void* x, const void* dy, float* dw, bool add);
 
-  void rules(const EngineRules& rules);  // forgets the plans when they change
+  void rules(const EngineRules& rules);  // drops all plans if the rules change
   EngineRules rules() const;
   // While a step is recorded no plan can be timed, so a new key gets the first acceptable plan.
   void recording(bool on);

@@ -1,4 +1,4 @@
-// Biases, rows of another width, and conversions: the work before and after the libraries' products and convolutions.
+// Kernels before and after the libraries' products and convolutions: biases, rows of another width, conversions.
 #pragma once
 #include "cuda/columns.h"
 

@@ -93,7 +93,7 @@ void device_launch_sums(void* stream, std::int64_t n, const F& f) {
   start(for_each_sum<lanes, F>, unsigned(blocks < most ? blocks : most), 256, static_cast<cudaStream_t>(stream), n, f);
 }
 
-// launch_rows(): one warp per row. Only the device code of a functor that is compiled for both calls these functions.
+// launch_rows(): one warp per row. A functor is compiled for host and device; only its device code calls these.
 struct WarpLanes {
   int lane;
   template <class G, class Op>

@@ -17,7 +17,7 @@ class DeviceMemory : public MemorySource {
   void* acquire(std::size_t bytes) override;
   void release(void* block, std::size_t bytes) override;
   const char* name() const override { return name_.c_str(); }
-  // "79.1 GiB: 0.4 GiB free, 70 GiB ours, 8.7 GiB held by others or by libraries"
+  // "79.1 GiB: 0.4 GiB free, 70 GiB ours, 8.7 GiB held by other programs and by libraries"
   std::string state() const override;
   std::size_t left() const override;
 
@@ -32,8 +32,8 @@ std::string memory_state(std::size_t free, std::size_t total, std::size_t ours);
 bool is_nan(DType type, const void* device, cudaStream_t stream);
 
 // Sends small pieces of host memory to the device without waiting. They are copied to one of several pinned slots, from
-// which the device copies them in queue order. When all slots are in use, send() waits for the oldest one, so the host
-// is at most that many steps ahead. Larger pieces are copied directly, and send() waits.
+// which the device copies them in queue order. When all slots are in use, send() waits for the oldest one. Larger
+// pieces are copied directly, and send() waits.
 class Staging {
  public:
   static constexpr std::size_t slot_bytes = 4096;

@@ -5,7 +5,7 @@
 
 namespace tandem::cuda {
 
-// ---- forward: Σ(x − k), Σ(x − k)² with k = the first row, which keeps the digits of the squares ---------------------
+// ---- forward: Σ(x − k), Σ(x − k)² with k = the first row, to avoid cancellation in the variance ---------------------
 template <class T, int V>
 struct Moments {
   const T* x;

@@ -7,7 +7,7 @@
 namespace tandem::cuda {
 
 template <class T, int V>
-struct alignas(sizeof(T) * V < 16 ? sizeof(T) * V : 16) Pack {  // eight floats beside eight bf16: two moves
+struct alignas(sizeof(T) * V < 16 ? sizeof(T) * V : 16) Pack {  // eight floats take two moves
   T v[V];
 };
 
@@ -33,8 +33,8 @@ __device__ inline void store(T* to, const A (&from)[V]) {
   *reinterpret_cast<Pack<T, V>*>(to) = pack;
 }
 
-// Calls f.operator()<V>(), where V elements of T are 16 bytes if rows of `width` elements and all pointers allow it,
-// else V = 1. Null pointers are ignored.
+// Calls f.operator()<V>(). V elements of T are 16 bytes if rows of `width` elements and all pointers are aligned to 16
+// bytes; otherwise V = 1. Null pointers are ignored.
 template <class T, class F, class... Pointers>
 void with_packs(std::int64_t width, const F& f, const Pointers*... pointers) {
   constexpr int V = 16 / sizeof(T);

@@ -1,5 +1,5 @@
-// Convolution without a library: one thread for each result, sums in float. For shapes that no engine of cuDNN
-// supports: slow, but not used by common networks.
+// Convolution without a library: one thread for each result, sums in float, those of filter gradients in double. For
+// shapes that no engine of cuDNN supports: slow, but not used by common networks.
 #pragma once
 #include "cuda/kernels.h"
 #include "cuda/launch.h"

@@ -89,7 +89,7 @@ Descriptor tensor(Uid uid, DType type, const Layout& layout, std::int64_t alignm
   return t;
 }
 
-// The same operation has its own names in each direction.
+// cuDNN's names of the operation and its attributes, which differ between the passes.
 struct Names {
   cudnnBackendDescriptorType_t operation;
   cudnnBackendAttributeName_t x, w, y, convolution, alpha, beta;
@@ -138,7 +138,7 @@ Descriptor convolution(const PlanKey& key, const Descriptor& x, const Descriptor
 // y = x + b or, without b, y = relu(x).
 Descriptor pointwise(const Descriptor& x, const Descriptor* b, const Descriptor& y) {
   const cudnnPointwiseMode_t mode = b ? CUDNN_POINTWISE_ADD : CUDNN_POINTWISE_RELU_FWD;
-  // Requested; convolution.cpp tests whether an engine complies
+  // A request; convolution.cu tests whether an engine complies
   const cudnnNanPropagation_t nan = CUDNN_PROPAGATE_NAN;
   Descriptor p(CUDNN_BACKEND_POINTWISE_DESCRIPTOR), op(CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR);
   p.set(CUDNN_ATTR_POINTWISE_MODE, CUDNN_TYPE_POINTWISE_MODE, &mode)

@@ -50,8 +50,8 @@ struct PlanKey {
   // True when nothing is multiplied, as with an empty batch. cuDNN refuses such shapes; Tandem's own kernels write the
   // zeros.
   bool empty() const { return shape.x_numel() == 0 || shape.w_numel() == 0 || shape.y_numel() == 0; }
-  // The same key with pictures of eight channels: for their 16 bytes there are faster engines than for fewer bytes.
-  // None if there is no gain.
+  // The same key with pictures of eight channels, which take 16 bytes: there are faster engines for them. None if there
+  // is no gain.
   std::optional<PlanKey> widened() const;
   bool operator==(const PlanKey&) const = default;
   std::string text() const;  // "conv2d backward data of [128, 32, 32, 16] …": for errors

@@ -7,8 +7,8 @@
 
 namespace tandem::cuda {
 
-// PoolShape in 32 bits: run-time divisions of 64 cost several times as much. A picture may have that many elements, not
-// more.
+// PoolShape in 32-bit numbers, since 64-bit divisions at run time cost several times as much. A picture must have fewer
+// than 2³² elements.
 struct Sizes {
   int h, w, c, kh, kw, stride_h, stride_w, pad_h, pad_w, out_h, out_w;
   explicit Sizes(const PoolShape& s)
@@ -25,7 +25,7 @@ struct Sizes {
         out_w(int(s.out_w())) {}
 };
 
-struct Place {  // of pack i of V channels in [n, h, w, c]
+struct Place {  // position of pack i of V channels in [n, h, w, c]
   std::int64_t n;
   int y, x, c;
   __device__ Place(std::int64_t i, int h, int w, int channels, int V) {
@@ -107,8 +107,8 @@ struct MaxPoolBackward {
   }
 };
 
-// Windows that do not overlap: one thread for V channels of a window writes all elements under it. Those of the last
-// column and row also write the elements after them, which are in no window.
+// For windows that do not overlap: one thread writes V channels of all elements of its window. The threads of the last
+// row and column of windows also write the elements beyond, which are in no window.
 template <class T, int V>
 struct MaxPoolBackwardApart {
   Sizes s;

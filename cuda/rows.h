@@ -38,7 +38,6 @@ struct Larger {  // a NaN is larger than any number
   }
 };
 
-// One block for each row of `middle` neighbours.
 struct Sum : Plus {
   using Value = double;
 };
@@ -46,6 +45,7 @@ struct Sum : Plus {
 __host__ __device__ inline double beginning(Sum) { return 0; }
 __host__ __device__ inline float beginning(Larger) { return -INFINITY; }
 
+// One block for each row of `middle` neighbouring elements.
 template <class T, class Op>
 __global__ void __launch_bounds__(256) reduce_rows(Op op, std::int64_t middle, const T* x, T* y, bool add) {
   using A = typename Op::Value;
@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(256) reduce_rows(Op op, std::int64_t middle, c
   if (threadIdx.x == 0) y[blockIdx.x] = T(float(all + (add ? A(float(y[blockIdx.x])) : A(0))));
 }
 
-// One thread for each result; neighbours are neighbours in memory.
+// One thread for each result; neighbouring threads read neighbouring elements.
 template <class T, class Op>
 struct ReduceMiddle {
   Op op;

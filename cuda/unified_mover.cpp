@@ -1,6 +1,6 @@
-// Unified memory as a mover (core/mover.h): the copies outside are managed blocks that prefer the host and that the
-// device maps, so that copies to and from them cross the bus and do not migrate pages into the memory that the budget
-// counts.
+// Unified memory as a mover (core/mover.h). Swapped-out bytes are kept in managed blocks, which prefer the host and are
+// mapped by the device. Copies to and from them therefore cross the bus and migrate no pages into the memory that the
+// budget counts.
 #include "core/machine.h"
 #include "core/queue_mover.h"
 #include "core/text.h"

@@ -16,12 +16,12 @@ class NarrowWeights {
   using Convert = std::function<void(const float* from, std::int64_t numel, Tensor& to)>;
   explicit NarrowWeights(Convert convert) : convert_(std::move(convert)) {}
 
-  // The elements of w, in `type`, valid until w is written to. Null if w is not a segment of a parameter vector, since
-  // only these have a name under which a copy can be kept.
+  // The elements of w, in `type`, valid until w is written to. Null if w is not a segment of a parameter vector:
+  // forget() is called only for segments, so the copy of another tensor could not be dropped.
   const void* of(const Tensor& w, DType type);
   void forget(const WriteCount& owner);  // its vector was destroyed
-  // From now on every copy is stale. A recorded step must contain the conversion, since it would otherwise replay with
-  // old weights.
+  // Marks every copy as stale. A recorded step must contain the conversion, since it would otherwise replay with old
+  // weights.
   void convert_again();
 
  private:

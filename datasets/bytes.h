@@ -26,7 +26,7 @@ class ByteSource {
   // header may be damaged. `width`: bytes of an element.
   void expect_array(const Shape& shape, std::size_t width) const;
   void expect_end() const;  // throws when there are bytes left
-  // The classes that an array of whole numbers [N] names, as i32 [N]. Throws for a number that is not below `classes`.
+  // Returns class numbers [N] of any integer type as i32 [N]. Throws for a number that is not in [0, classes).
   Tensor classes_in(const Tensor& numbers, int classes = 1 << 20) const;
 
   const std::vector<std::uint8_t>& all() const { return bytes_; }
@@ -51,10 +51,9 @@ class ByteSource {
   std::size_t position_ = 0;
 };
 
-// A file that begins like a gzip file is decompressed, regardless of its name. Throws when there is no such file, or
-// when the path is not a file.
-// `promise` returns the size of a file that begins so. A compressed file that holds more is refused before all of it is
-// decompressed.
+// Reads a file. One that begins like a gzip file is decompressed, regardless of its name. Throws when there is no such
+// file, or when the path is not a file. `promise` computes the size of the decompressed file from its beginning. A
+// compressed file that holds more is refused before all of it is decompressed.
 using Promise = double (*)(std::span<const std::uint8_t> beginning);
 ByteSource open_bytes(const std::filesystem::path& path, const std::string& remedy, Promise promise = nullptr);
 

@@ -22,7 +22,7 @@ namespace fs = std::filesystem;
 struct NamedSet {
   std::string name;
   std::string folder, file;                 // the folder that the official archive makes, and the first file in it
-  Dataset (*load)(const fs::path& folder);  // of its files; a set that is generated has none
+  Dataset (*load)(const fs::path& folder);  // folder: of its files; not used for a generated set
 };
 
 const NamedSet named_sets[] = {
@@ -121,7 +121,7 @@ fs::path find_data(const std::string& name, const fs::path& directory) {
   const NamedSet& files = files_of(name);
   const char* variable = std::getenv("TANDEM_DATA");
   const bool in_environment = variable && *variable;
-  // If the user names a folder, only that is searched: data found elsewhere would be other pictures than meant.
+  // If the user names a folder, only that is searched: data found elsewhere could be other pictures than intended.
   std::vector<fs::path> roots = {directory};
   if (directory.empty())
     roots = in_environment ? std::vector<fs::path>{variable, "data"} : std::vector<fs::path>{"data"};
@@ -133,7 +133,7 @@ fs::path find_data(const std::string& name, const fs::path& directory) {
     });
     for (const fs::path& folder : {root / files.folder, root}) {
       if (another && folder == root) continue;
-      std::error_code why;  // set if the folder must not be read
+      std::error_code why;  // set if the folder may not be read
       for (const char* suffix : {"", ".gz"})
         if (fs::exists(folder / (files.file + suffix), why)) return folder;
       searched += (searched.empty() ? "" : ", ") + folder.string() + (why ? " (" + why.message() + ")" : "");

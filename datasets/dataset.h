@@ -35,10 +35,10 @@ struct Dataset {
   int channels() const { return int(train.channels()); }
   int side() const { return int(train.height()); }
 
-  // Both parts with the same mean and standard deviation per channel; without these, they are measured on the first.
+  // Both parts get the same mean and standard deviation per channel. Default: those of the training pictures.
   static Dataset of_parts(std::string name, Pictures train, Pictures test, const std::vector<float>& mean = {},
                           const std::vector<float>& std = {});
-  // The user's own pictures, in host memory: a tenth of them, drawn by `seed`, become the test pictures.
+  // The user's own pictures, in host memory. A tenth of them, chosen by `seed`, become the test pictures.
   static Dataset of(const Pictures& all, std::uint64_t seed = 0);
   // u8, row-major [N, H, W, C] with 1 to 4 channels, and labels 0 … classes − 1; both are copied. The number of classes
   // is the largest label + 1.
@@ -66,8 +66,8 @@ std::string dataset_names();  // "mnist fashion-mnist …"
 std::map<std::string, std::string> description(const Pictures& pictures);
 
 // The folder with the files of mnist, fashion-mnist, cifar-10 or cifar-100. If `directory` (the option --data) is
-// given, the search is only there; otherwise in $TANDEM_DATA, then in data/. Each is searched in the set's own
-// subfolder and in the folder itself. Without a `directory`, if nothing is found, Fashion-MNIST's first pictures
+// given, only it is searched; otherwise $TANDEM_DATA, then data/. In each of them the set's own subfolder is searched,
+// then the folder itself. Without a `directory`, if nothing is found, Fashion-MNIST's first pictures
 // (fashion-mnist-small/) replace the whole set, with a message on stderr. Throws when nothing is found; the message
 // names all searched folders and the command that downloads the set.
 std::filesystem::path find_data(const std::string& name, const std::filesystem::path& directory = {});
@@ -75,7 +75,7 @@ std::filesystem::path find_data(const std::string& name, const std::filesystem::
 // The command that downloads the files of a set to where they were found: "datasets/get-data.sh fashion-mnist data".
 std::string download_command(const std::string& name, const std::filesystem::path& folder);
 
-// Memory, not yet written to, for u8 pictures [N, H, W, C] and their labels; a class for each of the names.
+// u8 pictures [N, H, W, C] and their labels [N], allocated but not written to; one class for each name.
 Pictures blank_pictures(std::string name, const Shape& shape, std::vector<std::string> class_names = {});
 
 // The user's own pictures: u8, row-major [N, H, W, C] with 1 to 4 channels; they are copied. Mean and std are
@@ -91,7 +91,7 @@ std::pair<std::vector<std::int32_t>, std::vector<std::int32_t>> hold_back(std::i
 std::pair<Pictures, Pictures> split(const Pictures& pictures, std::int64_t held_back, std::uint64_t seed);
 // These rows of a tensor in host memory, copied.
 Tensor gather_rows(const Tensor& t, std::span<const std::int32_t> rows);
-// The first class that no picture has; none: each has one.
+// The first class without a picture; none: every class has one.
 std::optional<int> class_without_pictures(const Pictures& pictures);
 
 // Throws when shapes, types, label range, mean or standard deviation are not consistent. The loader calls it.

@@ -109,9 +109,9 @@ struct Split {
   std::string train, test;
 };
 
-// A folder whose name begins with train, test or val, in any case, is that part of the data set; so are Training,
-// test_images and val2017, and trn, tst and dev. If there are other folders, two such parts are used, and a single one
-// is taken for a class.
+// A folder whose name begins with train, test or val, in upper or lower case, is that part of the data set (Training,
+// test_images, val2017); so are trn, tst and dev. A training and a test part are used also beside other folders; one of
+// them alone is then taken for a class.
 Split split_of(const fs::path& directory) {
   Split s;
   std::string validation, others;
@@ -254,7 +254,7 @@ Dataset picture_folder(const fs::path& directory, const FolderOptions& options) 
     std::fprintf(stderr, "%s: %zu files are not read, the first is %s\n", where.c_str(), left_out.size(),
                  left_out.front().c_str());
 
-  const std::string written = plain_text(where);  // a path may hold any bytes, a checkpoint UTF-8
+  const std::string written = plain_text(where);  // a path may have any bytes, a checkpoint only UTF-8
   const int side = side_of(training, options);
   std::vector<std::string> names;
   for (const std::string& name : classes) {
@@ -273,7 +273,7 @@ Dataset picture_folder(const fs::path& directory, const FolderOptions& options) 
   if (const auto none = class_without_pictures(test); none && !split.test.empty())
     std::fprintf(stderr, "%s: %s/ has no pictures of some classes, the first is %s\n", where.c_str(),
                  split.test.c_str(), classes[std::size_t(*none)].c_str());
-  const fs::path folder = directory.filename().empty() ? directory.parent_path() : directory;  // "pictures/"
+  const fs::path folder = directory.filename().empty() ? directory.parent_path() : directory;  // of "pictures/"
   return Dataset::of_parts(folder.filename().string(), std::move(train), std::move(test));
 }
 

@@ -1,14 +1,14 @@
 #!/bin/sh
 # Downloads a data set:  datasets/get-data.sh mnist|fashion-mnist|cifar-10|cifar-100 [DIR]  (DIR: $TANDEM_DATA, or data)
 #
-# It tries the official address first and then mirrors, resumes what was interrupted, compares the official MD5 digest,
-# and only then gives a file its name: what has its name is whole. Running it again does what is left to do, or nothing.
+# It tries the official address first and then mirrors, resumes interrupted downloads and compares the official MD5
+# digest. A file gets its name only after that, so a file with its name is complete. Running it again does the rest.
 #
 # TANDEM_MIRROR   addresses to use instead of the built-in ones, separated by spaces, each a prefix of the file names:
 #                 TANDEM_MIRROR=https://mirror.example.org/sets/   or   file:///net/share/sets/   (file: needs curl)
 #
 # Exit status: 0 the data are there, 1 failed for another reason (it says which), 2 wrong use or a missing tool,
-#              3 no network, 4 what came is not the official file, 5 cannot write to DIR (full, or not permitted)
+#              3 no network, 4 a download is not the official file, 5 cannot write to DIR (full, or not permitted)
 set -u
 
 say() { printf 'get-data: %s\n' "$*" >&2; }
@@ -20,7 +20,7 @@ name=$1
 dir=${2:-${TANDEM_DATA:-data}}
 case $name in cifar10|cifar100) name=cifar-${name#cifar} ;; esac
 case $name in
-  mnist)                                 # the first home of MNIST no longer gives its files away
+  mnist)                                 # the original address of MNIST no longer serves its files
     mirrors="https://ossci-datasets.s3.amazonaws.com/mnist/
              https://storage.googleapis.com/cvdf-datasets/mnist/" ;;
   fashion-mnist)
@@ -35,7 +35,7 @@ case $name in
   *) usage ;;
 esac
 mirrors=${TANDEM_MIRROR:-$mirrors}
-[ -e "$dir" ] || trap 'rmdir "$dir/$name" "$dir" 2>/dev/null' EXIT  # where nothing came, no empty folder stays
+[ -e "$dir" ] || trap 'rmdir "$dir/$name" "$dir" 2>/dev/null' EXIT  # leaves no empty folder if nothing was downloaded
 
 if command -v curl >/dev/null 2>&1; then tool=curl
 elif command -v wget >/dev/null 2>&1; then tool=wget
@@ -49,8 +49,8 @@ matches() { [ -f "$1" ] && [ "$(digest "$1")" = "$2" ]; }
 
 size() { if [ -e "$1" ]; then echo $(($(wc -c <"$1"))); else echo 0; fi; }
 
-# One transfer into $2, resuming what is there. Status 0 ended, 1 no network, 2 cannot resume, 3 cannot write,
-# 4 refused, 5 broken off. Below 1 kB/s for a minute counts as broken off: nothing here waits for ever.
+# One transfer from $1 into $2, which resumes an incomplete $2. Status 0 ended, 1 no network, 2 cannot resume,
+# 3 cannot write, 4 refused, 5 broken off. Below 1 kB/s for a minute counts as broken off, so no transfer hangs.
 transfer() {
   before=$(size "$2")
   if [ $tool = curl ]; then
@@ -74,11 +74,11 @@ transfer() {
     esac
   fi
   [ "$(size "$2")" -gt "$before" ] && return 5
-  [ $result -eq 4 ] && [ "$before" -gt 0 ] && return 2        # perhaps "416: nothing comes after that"
+  [ $result -eq 4 ] && [ "$before" -gt 0 ] && return 2        # perhaps status 416: no bytes after these
   return $result
 }
 
-# fetch FILE MD5: leaves $dir/FILE whole, or exits.
+# fetch FILE MD5 DIR: makes DIR/FILE complete, or exits.
 fetch() {
   file=$1 md5=$2 part=$3/$1.part final=$3/$1
   if matches "$final" "$md5"; then say "$final is there"; return 0; fi
@@ -101,7 +101,7 @@ fetch() {
           matches "$part" "$md5" && break
           say "what came is not the official file: MD5 $(digest "$part"), expected $md5"
           rm -f "$part"
-          [ $resumed = yes ] && continue             # its first half may be to blame: once more, from the beginning
+          [ $resumed = yes ] && continue             # the part of an earlier run may be damaged: begin again
           wrong=yes; continue 2 ;;
         1) say "no connection to $mirror"; continue 2 ;;
         2) say "cannot resume there; beginning again"; rm -f "$part" ;;
@@ -136,7 +136,7 @@ four() {
   fetch train-images-idx3-ubyte.gz "$4" "$dir/$name"
 }
 
-# archive FILE MD5 FOLDER MB NAME:BYTES…: FOLDER of the archive, with these files in it
+# archive FILE MD5 FOLDER MB NAME:BYTES…: unpacks FOLDER of the archive, which has these files and sizes
 archive() {
   tarball=$1 md5=$2 folder=$dir/$3 inside=$3 needed=$4
   shift 4

@@ -6,8 +6,8 @@
 
 namespace tandem {
 
-// inflate() rather than gzread(), which takes plain files for compressed ones and overlooks bytes after the end. A file
-// is a series of members (RFC 1952), and zeros may follow the last.
+// Uses inflate() and not gzread(), because gzread() accepts plain files and ignores bytes after the end. A file is a
+// series of members (RFC 1952), and zeros may follow the last.
 ByteSource gunzip(const ByteSource& compressed, Promise promise) {
   const std::vector<std::uint8_t>& from = compressed.all();
   // Bytes of output and of input for one call of inflate()

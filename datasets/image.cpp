@@ -58,8 +58,8 @@ struct Structure {
     at += count;
   }
 
-  // Segments FF marker length … up to the scan, and after it the end marker. True: four channels without Adobe's
-  // marker, which are CMYK to Pillow, and YCbCr to stb.
+  // Checks the segments (FF, marker, length, …) up to the scan, and the end marker after it. Returns true for four
+  // channels without Adobe's marker, which Pillow reads as CMYK and stb as YCbCr.
   bool jpeg() {
     bool adobe = false, four = false;
     skip(2);
@@ -97,8 +97,8 @@ struct Structure {
     }
   }
 
-  // The rows of a BMP are whole words of four bytes, uncompressed: stb reads no others. Its numbers have the lowest
-  // byte first, and the first version of the header has 12 bytes.
+  // The rows of a BMP are padded to four bytes and not compressed: stb reads no others. Numbers are little-endian. The
+  // first version of the header has 12 bytes.
   void bmp(std::int64_t width, std::int64_t height) {
     const auto number = [this](std::uint64_t where) {
       at = where;
@@ -116,15 +116,15 @@ struct Structure {
     std::smatch part;
     if (!std::regex_search(start, part, header, std::regex_constants::match_continuous))
       file.mistaken("a PNM whose header is not width, height and largest value");
-    // stb_image 2.27 reads beyond its memory where it converts the channels of 16-bit PNM, and scales no other largest
-    // value.
+    // stb_image 2.27 reads out of bounds when it converts the channels of a 16-bit PNM, and it does not scale pixels
+    // with another largest value.
     if (part[1] != "255") file.mistaken("a PNM whose largest value is ", part[1].str(), ", expected 255");
     at = std::uint64_t(part.length());
     skip(std::uint64_t(width * height) * (bytes[1] == '6' ? 3 : 1));
   }
 };
 
-// Adobe's marker: four channels are CMYK.
+// Adobe's marker, inserted so that stb reads four channels as CMYK.
 constexpr std::uint8_t adobe_cmyk[] = {0xff, 0xee, 0, 14, 'A', 'd', 'o', 'b', 'e', 0, 100, 0, 0, 0, 0, 0};
 
 }  // namespace
@@ -143,7 +143,7 @@ Image decode_image(const ByteSource& file, int channels) {
   if (png) structure.png();
   int width = 0, height = 0, own = 0;
   const bool known = stbi_info_from_memory(bytes.data(), int(bytes.size()), &width, &height, &own);
-  if (bmp) height = std::abs(height);  // negative: from the top down
+  if (bmp) height = std::abs(height);  // negative: rows from top to bottom
   if (!known) {                        // stb reports the reason only when it loads
     stbi_image_free(stbi_load_from_memory(bytes.data(), int(bytes.size()), &width, &height, &own, channels));
     file.reject("or of a kind that is not read: ", stbi_failure_reason());

@@ -29,8 +29,8 @@ std::pair<std::int64_t, std::int64_t> Cut::share(std::int64_t k, int rank) const
   return {first + size * rank / world_, first + size * (rank + 1) / world_};
 }
 
-// Jöhnk 1964: of uniform u and v with u^(1/α) + v^(1/α) ≤ 1, the first part of that sum is Beta(α, α). In logarithms,
-// since the powers of a small α underflow.
+// Jöhnk 1964: for uniform u and v with u^(1/α) + v^(1/α) ≤ 1, u^(1/α) divided by that sum is Beta(α, α). Computed in
+// logarithms, since the powers underflow for a small α.
 double draw_share(double alpha, std::uint64_t seed, std::uint32_t epoch, std::uint32_t batch) {
   Philox random(seed, Stream::mixup, epoch, batch);
   for (std::uint32_t i = 0;; i++) {
@@ -43,7 +43,7 @@ double draw_share(double alpha, std::uint64_t seed, std::uint32_t epoch, std::ui
 
 // ---- the loader -----------------------------------------------------------------------------------------------------
 namespace {
-// Of the calling thread: the threads of its loader have lanes of their own there.
+// The trace of the calling thread. The loader's threads write to separate lanes of it.
 Trace* trace_here() { return thread_lane() ? &thread_lane()->trace() : nullptr; }
 }  // namespace
 
@@ -152,7 +152,7 @@ Batch Loader::allocate() const {
 }
 
 void Loader::take_memory() {
-  for (int i = 0; i <= options_.prefetch; i++) memory_.push_back(allocate());  // one is the caller's
+  for (int i = 0; i <= options_.prefetch; i++) memory_.push_back(allocate());  // one more for the caller
   ring_.assign(memory_.size(), {});
 }
 
@@ -215,7 +215,7 @@ void Loader::start(std::int64_t epoch, std::int64_t first) {
 }
 
 void Loader::halt() {
-  ahead_ = {};   // waits for it
+  ahead_ = {};   // waits for the batch that is made in advance
   thread_ = {};  // asks the thread to stop, and waits until it has finished its current batch
 }
 
@@ -278,7 +278,7 @@ Batch Loader::make(std::int64_t epoch, std::int64_t index) {
     if (made.epoch == epoch && made.index == index) return made;
   }
   Batch made = make_here(epoch, index);
-  // A memory budget includes the batch that is made ahead from the first call on
+  // Raises the peak of Use::data, so that a memory budget counts the batch of make_ahead() from the first call on
   if (options_.prefetch > 0 && !std::exchange(made_one_, true)) allocate();
   return made;
 }

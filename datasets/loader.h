@@ -30,7 +30,8 @@ struct Augment {
   int cutout = 0;     // side of a square around a random pixel that is set to the mean (DeVries and Taylor 2017)
   // With pad_crop: pad with the picture's reflection, without its edge pixel, instead of black
   bool reflect = false;
-  // With flip: a picture is mirrored in every other epoch instead; one draw per picture decides whether in the first
+  // With flip: a picture is mirrored in every other epoch instead; one random bit per picture selects the even or the
+  // odd
   bool alternate = false;
 
   // The usual settings for pictures of this side: pad_crop of 4 pixels up to 32 × 32, an eighth of the side above;
@@ -41,7 +42,7 @@ struct Augment {
 struct LoaderOptions {
   std::int64_t batch = 128;         // pictures in a batch, of which each rank has its share
   std::int64_t batch_per_rank = 0;  // above 0: pictures for each rank, instead of batch
-  DType dtype = DType::f32;         // or bf16
+  DType dtype = DType::f32;         // or bf16, or f16 where the backend supports it
   bool shuffle = true;
   Augment augment = {};
   double mixup = 0;        // α of Beta(α, α), at most 4; 0: pictures are not mixed
@@ -51,7 +52,7 @@ struct LoaderOptions {
   int prefetch = 2;          // batches that a thread makes in advance; 0: next() makes them, on the backend's threads
   Partition partition = {};  // among workers, each of which has a part() of the pictures
   Part only = {};            // draws from these pictures; empty: from all
-  std::function<void(Batch&)> transform = {};  // changes each batch once it is made, in the thread that made it
+  std::function<void(Batch&)> transform = {};  // changes each finished batch, in the thread that made it
 };
 
 // How an epoch of n pictures is divided into batches. Each batch has `batch` pictures, the last one the rest.
@@ -116,7 +117,7 @@ struct BatchWork {
   std::uint32_t epoch = 0;
   float mean[4] = {}, inverse[4] = {};  // y = (byte − mean) · inverse
 };
-// For pictures whose bytes and labels are in the backend's memory; order and epoch are the caller's to set.
+// For pictures whose bytes and labels are in the backend's memory. The caller sets order and epoch.
 BatchWork batch_work(const Pictures& pictures, const Tensor& images, const Tensor& labels,
                      const LoaderOptions& options);
 // Makes the batch with host threads, a picture at a time, or, if threads = 0, with launch(), a pixel at a time, as on a
@@ -171,7 +172,7 @@ class Loader final : public BatchSource {
   Backend& backend_;
   Cut cut_;
   std::int64_t most_ = 0;   // largest number of pictures in this rank's share of a batch
-  Tensor images_, labels_;  // that make_batch reads: those of pictures_, or copies on the device
+  Tensor images_, labels_;  // read by make_batch(): those of pictures_, or copies on the device
   BatchWork work_;
   Tensor device_order_;  // i32 [N], on a device only
   std::vector<std::int32_t> order_;

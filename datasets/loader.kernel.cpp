@@ -104,7 +104,7 @@ struct MakeBatch : BatchWork {
       for (int c = 0; c < C; c++) to[x * C + c] = from[(pixels - 1 - x) * C + c];
   }
 
-  // 48 elements hold whole pixels of 1, 2, 3 or 4 channels: mean and standard deviation become vectors that stay in
+  // 48 elements are whole pixels for 1, 2, 3 and 4 channels, so mean and standard deviation become vectors that stay in
   // registers.
   void convert(const std::uint8_t* x, std::int64_t numel, T* __restrict to) const {
     constexpr int block = 48;

@@ -10,7 +10,7 @@ std::uint32_t number(const std::uint8_t* header, int i) {  // i-th word of an ID
   return std::uint32_t{b[0]} << 24 | std::uint32_t{b[1]} << 16 | std::uint32_t{b[2]} << 8 | b[3];
 }
 
-// Of an IDX file that begins so; infinite where it is none.
+// The size in bytes of an IDX file with this beginning; infinite if it is too short, or no IDX file.
 double idx_size(std::span<const std::uint8_t> beginning) {
   const int rank = beginning.size() < 4 || beginning[3] > 3 ? 0 : beginning[3];
   if (rank == 0 || beginning.size() < 4 + 4 * std::size_t(rank)) return INFINITY;

@@ -110,7 +110,7 @@ Pictures npy_pictures(const std::string& name, ByteSource& images, ByteSource& l
 
 Dataset npy_dataset(const std::filesystem::path& images) {
   namespace fs = std::filesystem;
-  // NAME.npy → NAME_labels.npy, and x_NAME.npy → y_NAME.npy where the other is not there.
+  // NAME.npy → NAME_labels.npy; if that does not exist, x_NAME.npy → y_NAME.npy.
   auto labels_of = [](const fs::path& path) {
     const std::string stem = path.stem().string();
     const fs::path labels = path.parent_path() / (stem + "_labels.npy");

@@ -13,7 +13,7 @@ namespace tandem {
 namespace {
 
 using Kind = Partition::Kind;
-// In the order of Kind. least: of the value; from 1 on whole numbers.
+// In the order of Kind. least: the least value (0: there is no value); if it is 1 or more, values are whole numbers.
 constexpr struct {
   const char *name, *key;
   double fallback, least;
@@ -43,7 +43,7 @@ void share_out(const Part& pictures, std::vector<double> q, const Philox& random
   std::partial_sum(q.begin(), q.end(), q.begin());
   const Part order = permutation(std::int64_t(pictures.size()), random);
   std::size_t at = 0;
-  for (std::size_t i = 0; i < parts.size(); i++)  // 1e-9: 0.01·100 is a whole number
+  for (std::size_t i = 0; i < parts.size(); i++)  // 1e-9: so 0.01·100 is 1 in spite of rounding
     for (const auto end = std::size_t(double(order.size()) * (q[i] / q.back()) + 1e-9); at < end; at++)
       parts[i].push_back(pictures[std::size_t(order[at])]);
 }
@@ -84,7 +84,7 @@ std::vector<Part> parts_of(const Partition& p, std::span<const std::int32_t> lab
   for (int draw = 0; draw < most_draws; draw++) {
     std::vector<Part> parts{std::size_t(workers)};
     for (int c = 0; c < int(of_class.size()); c++) {
-      // The random numbers of class c: those of worker i, and of the class's order
+      // The random numbers of class c: of worker i or, for i = workers, of the order of its pictures
       const auto random = [&](int i) {
         return Philox(seed, Stream::partition, std::uint32_t(draw), std::uint32_t(c * (workers + 1) + i));
       };

@@ -34,8 +34,8 @@ enum class CifarLabels { fine, coarse };
 Dataset cifar100(const std::filesystem::path& folder, CifarLabels labels = CifarLabels::fine,
                  std::int64_t training = 50000, std::int64_t testing = 10000);
 
-// Before its 3072 pixels a record has labels, each below its bound ({10}, or {20, 100}); the label at index `used` is
-// the one that is read.
+// A record has labels, each below its bound ({10}, or {20, 100}), then 3072 bytes of pixels. Only the label at index
+// `used` is returned.
 struct CifarLayout {
   std::vector<int> bounds;
   std::size_t used = 0;
@@ -55,7 +55,7 @@ Tensor read_npy(ByteSource& file);
 // Reads pictures u8, or f32 within 0 … 1 (stored as bytes), of the shape [N, H, W] or [N, H, W, C], H = W, and labels
 // [N] in the same folder: NAME.npy and NAME_labels.npy, or x_NAME.npy and y_NAME.npy. Test pictures are read from the
 // files with "test" instead of "train" in their names; without such files, a tenth is held back. Training labels with a
-// gap are refused, and so are test labels that the training labels lack: otherwise labels that start at 1, or are of a
+// gap are refused, and so are test labels above the largest of them: otherwise labels that start at 1, or are of a
 // subset, would give classes without pictures.
 Dataset npy_dataset(const std::filesystem::path& images);
 
@@ -69,10 +69,10 @@ Pictures npy_pictures(const std::string& name, ByteSource& images, ByteSource& l
 // and 2. Pictures are the picture files below them at any depth, as in PyTorch's ImageFolder, also through links to
 // files and folders. Files of other kinds are counted on stderr. Hidden files are ignored. There must be at least two
 // classes, and none may be empty. Either DIR has the class folders, and then a tenth of the pictures is held back for
-// testing, or DIR/train has them and DIR/test or DIR/val has the same class folders (names that begin so, in any case,
-// are the same: Training, test_images, val2017). All pictures are decoded at once, by all cores, into bytes in memory:
-// as grey pictures if all are grey, else as RGB. Throws when they would not fit into memory, for a picture that cannot
-// be decoded, and for a path without read permission; the message has the path.
+// testing, or DIR/train has them and DIR/test or DIR/val has the same class folders (names with these beginnings, in
+// upper or lower case, also count: Training, test_images, val2017). All pictures are decoded at once, by all cores,
+// into bytes in memory: as grey pictures if all are grey, else as RGB. Throws when they would not fit into memory, for
+// a picture that cannot be decoded, and for a path without read permission; the message has the path.
 Dataset picture_folder(const std::filesystem::path& directory, const FolderOptions& options = {});
 
 }  // namespace tandem

@@ -62,7 +62,7 @@ struct Painter {
     }
   }
 
-  // A byte for every element, four from each word. Word k of all blocks, then word k + 1: so that the loop vectorises.
+  // One byte for each element, four from each word. Stores word 0 of all blocks, then word 1, …: the loop vectorises.
   void draw_noise(Philox random) {
     std::int64_t blocks = std::int64_t(noise.size()) / 4;
     std::uint32_t *n0 = noise.data(), *n1 = n0 + blocks, *n2 = n1 + blocks, *n3 = n2 + blocks;

@@ -24,7 +24,7 @@ Table read_table(const std::filesystem::path& features, const std::filesystem::p
 
 // {the rest, `held_back` rows}, copied, each in its old order. The choice depends on the seed and the number of rows.
 std::pair<Table, Table> split(const Table& table, std::int64_t held_back, std::uint64_t seed = 0);
-// Transforms every feature of `table` to mean 0 and standard deviation 1, and the other tables with the same numbers.
+// Transforms every feature of `table` to mean 0 and standard deviation 1; the other tables get the same transformation.
 // Pass the training rows as `table`. A constant feature becomes 0.
 void standardise(Table& table, const std::vector<Table*>& others = {});
 
