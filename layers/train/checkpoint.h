@@ -77,9 +77,9 @@ Settings surroundings(const Backend& backend);
 // The files of a run: last.safetensors and best.safetensors in a folder.
 class CheckpointFiles {
  public:
-  // folder, resume: as in RunConfig. If resume is "auto" or the folder, the run continues from its last checkpoint, or
-  // else from its best, or begins. writes: this rank writes. Throws UsageError when there is nothing to resume, or the
-  // folder has another run.
+  // folder, resume: as in RunConfig. If resume is "auto" or the folder, the run continues from the last checkpoint in
+  // it, or else from the best, or else begins. writes: this rank writes. Throws UsageError when there is nothing to
+  // resume, or the folder has checkpoints of another run.
   CheckpointFiles(const std::string& folder, const std::string& resume, bool writes);
   // Creates the folder, takes its lock and tries to write, so that an error shows before the training.
   void begin();
