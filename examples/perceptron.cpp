@@ -26,7 +26,7 @@ int main(int argc, char** argv) {
       for (Batch batch; train.next(batch);) {
         Variable loss = cross_entropy(logits(batch), batch.labels);
         loss.backward();
-        NoGrad off;  // the update itself is not to be differentiated
+        NoGrad off;  // the update is not recorded for backward
         for (Variable* p : {&w, &b}) {
           Tensor value = p->value();
           value.copy_from((*p - o.learning_rate * Variable(p->grad())).value());
