@@ -1,6 +1,6 @@
-// A training loop of your own, from the same parts as fit(). It builds a model and its flat parameters. For each batch:
-// forward, loss, backward, learning rate, step. For each epoch: an evaluation, and a checkpoint from which it can be
-// continued. Trains LeNet-5 for one epoch, on one machine or, under tandem-run, on several ranks.
+// A training loop of your own, from the same parts as fit(). Each batch: forward, loss, backward, learning rate, step.
+// Each epoch: an evaluation, and a checkpoint from which it can be continued. Trains LeNet-5 for one epoch, on one
+// machine or, under tandem-run, on several ranks.
 #include <cstdio>
 #include <filesystem>
 

@@ -1,10 +1,10 @@
 #!/bin/sh
-# What a tuned minibatch brings on a slow link: 4 ranks under the parameter server, each on a host of its own with 1 Gbit/s and a memory
-# budget in which the base minibatch of 32 just fits. Three ways of equal epochs:
+# The effect of a tuned minibatch on a slow link: 4 ranks under the parameter server, each on a host of its own with 1 Gbit/s and a memory
+# budget in which the base minibatch of 32 just fits. Three ways with equal numbers of epochs:
 #   base         minibatch 32
 #   tuned        the minibatch and the learning rate that build/tune names for this budget
-#   accumulated  as many pictures a push in two halves (--accumulate 2); where the tuner stays at 32: four times 32 with four times the rate
-# A run is a line of tuned_batch.csv; what is there is not run again. Needs root (namespaces).
+#   accumulated  as many pictures a push in two halves (--accumulate 2); if the tuner chooses 32: four times 32 with four times the rate
+# A run is a line of tuned_batch.csv; a run that is there is not repeated. Needs root (namespaces).
 #
 #   sh examples/experiments/tuned_batch.sh [MODELS] [EPOCHS] [SEEDS]
 set -eu

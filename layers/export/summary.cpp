@@ -26,8 +26,7 @@ std::string type_of(const Module& m) {
   return colon == name.npos ? name : name.substr(colon + 2);
 }
 
-// Prepares a model for one forward pass with this hook, in training mode. The destructor restores its hooks, mode and
-// buffers, and takes back memory that it got only for this pass.
+// Prepares a model for a forward pass in training mode. The destructor restores hooks, mode, buffers and memory.
 class Visit {
  public:
   Visit(Module& model, const Module::ForwardHook& hook) : model_(model), trains_(model, true) {

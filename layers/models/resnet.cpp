@@ -6,8 +6,8 @@
 namespace tandem {
 namespace {
 
-// How a block adds its input x to its result. If the width or the size of the picture changes, x is zero-padded (pad)
-// or goes through a 1 × 1 convolution (project).
+// How a block adds its input x to its result: unchanged; or, if the width or the picture's size changes, padded with
+// zero channels or projected by a 1 × 1 convolution.
 enum class Shortcut { identity, pad, project };
 
 // Convolutions, each with a batch norm. The shortcut is added to the last one's result: y = relu(bn(…) + shortcut(x)).

@@ -24,8 +24,7 @@ void take_mean(std::vector<Numbers>& w) {
   }
 }
 
-// Computes the steps of all ranks in one process. The mean is taken after steps s with (s + offset) % H == 0 and, with
-// at_end, after the last one; means = false: never.
+// Computes all ranks in one process. Takes means after steps s with (s + offset) % H == 0; at_end: also after the last.
 Numbers played(int ranks, int rank, int steps, int H, int offset = 0, bool at_end = true, bool means = true) {
   std::vector<Numbers> w(std::size_t(ranks), start);
   for (int s = 1; s <= steps; s++) {

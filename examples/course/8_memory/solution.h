@@ -15,8 +15,7 @@ inline Cost cheapest(double free, double out, double in, double recompute) {
   return {Fate::swap, swap};
 }
 
-// best[i][r]: the largest cost that is avoided by keeping some of the first i tensors in r bytes. Tensor i is kept if
-// best[i + 1][r] > best[i][r], from the last i backwards.
+// best[i][r]: the largest cost that is avoided by keeping some of the first i tensors in r bytes.
 inline std::vector<bool> keep(const std::vector<std::size_t>& bytes, const Numbers& costs, std::size_t room) {
   const std::size_t n = bytes.size();
   std::vector<Numbers> best(n + 1, Numbers(room + 1));
