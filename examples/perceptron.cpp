@@ -17,7 +17,7 @@ int main(int argc, char** argv) {
     Loader test(data.test, {.batch = 500, .shuffle = false}, *backend);
 
     const std::int64_t inputs = data.train.height() * data.train.width(), classes = data.train.classes;
-    Variable w(Tensor::zeros(*backend, {classes, inputs}), true, "w");  // leaves: their gradients are wanted
+    Variable w(Tensor::zeros(*backend, {classes, inputs}), true, "w");  // leaves: backward() computes their gradients
     Variable b(Tensor::zeros(*backend, {classes}), true, "b");
     auto logits = [&](const Batch& batch) { return linear(flatten(Variable(batch.images)), w, b); };
 

@@ -35,7 +35,7 @@ double normal_quantile(double p, double low, double high) {
   return 0.5 * (low + high);
 }
 
-// A normal number, given that it lies between the bounds.
+// A normal number between the bounds, by inversion of the distribution function.
 struct TruncatedNormal {
   const Initial& how;
   double low = (how.low - how.value) / how.std, high = (how.high - how.value) / how.std, sign = 1, from, to;

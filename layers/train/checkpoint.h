@@ -4,7 +4,7 @@
 //   conv1.weight …                      parameters and running statistics, by their names
 //   optimizer/velocity/conv1.weight …   the optimizer's state
 //   average/conv1.weight …              the moving average, if there is one
-//   strategy/momentum/conv1.weight …    the strategy's state, if it has any; without it in the file, it starts anew
+//   strategy/momentum/conv1.weight …    the strategy's state, if any; if the file lacks it, the initial state stays
 //   metadata                            position, settings, the loss scale of f16, the layout's hash, a checksum of all
 //
 // Random numbers need no state: they are functions of counters. A file is replaced as a whole or not at all. Layers

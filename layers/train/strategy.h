@@ -210,7 +210,7 @@ std::vector<T> gathered(Strategy& strategy, const T& mine, Strategy::Among among
 // file is read, each rank reads its rows.
 //
 // The whole tensor of this shape, in host memory, of which this rank has the slice `mine`; a slice of count 1 is
-// returned as it is. All ranks call it, in the same order. Ranks that do not want the result get an undefined tensor,
+// returned as it is. All ranks call it, in the same order. Ranks with wanted = false get an undefined tensor,
 // and need memory for 4 MiB of each slice at a time. Throws Error when a slice is on no rank, or without a strategy.
 Tensor gather_slices(const Tensor& mine, const Slice& slice, const Shape& whole, Strategy* strategy, bool wanted);
 // After training: every rank gets the whole of each divided parameter, so that the model can be used and exported like

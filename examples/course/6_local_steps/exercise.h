@@ -4,7 +4,7 @@
 namespace tandem::course {
 
 // Trains `steps` steps: step() changes this rank's weights w by its own batch. After every H steps, and at the end, all
-// ranks go on from the mean of their weights.
+// ranks continue with the mean of their weights.
 inline void local_sgd(Communicator& ranks, std::span<double> w, int steps, int H, const std::function<void()>& step) {
   not_written();
 }
