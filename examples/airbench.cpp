@@ -1,5 +1,5 @@
-// CIFAR-10 to 94 % in seconds: the recipe of airbench94 (airbench.h). The clock runs over the whitening, the training
-// and the last test, on a device that has made one short run before, with pictures that lie in its memory.
+// CIFAR-10 to 94 % in seconds: the recipe of airbench94 (airbench.h). The measured time includes the whitening, the
+// training and the last test. Before that a device makes one short run, and the pictures are in its memory.
 //
 //   build/airbench --device cuda --dtype f16 --runs 20
 //   build/airbench --data synthetic --val 49000 --batch 100 --epochs 2        a small run, on any CPU
@@ -21,8 +21,8 @@ struct Result {
   double accuracy = 0, seconds = 0;
 };
 
-// One run from new weights, of at most `most` steps. prints: a line for each epoch; the time of its test is not
-// counted.
+// Trains new weights for at most `most` steps. prints: prints a line with a test accuracy for each epoch; the time of
+// these tests is not counted.
 Result attempt(const RunConfig& o, std::uint64_t seed, Backend& backend, const Pictures& pictures, const Looks& looks,
                std::int64_t most, bool prints) {
   Loader loader(pictures,
@@ -38,7 +38,7 @@ Result attempt(const RunConfig& o, std::uint64_t seed, Backend& backend, const P
   Descent optimizer(o.learning_rate, o.momentum, o.weight_decay);
   if (o.dtype == DType::f16) optimizer.loss_scaling.emplace();
   optimizer.bind(flat, seed);
-  optimizer.if_not_finite = IfNotFinite::wait;  // a recorded step cannot be looked at; an epoch's end is
+  optimizer.if_not_finite = IfNotFinite::wait;  // a recorded step cannot read the flag; pause() reads it
   const Loss loss = cross_entropy_loss(o.label_smoothing);
   Batch batch;
   auto backward = [&] {
@@ -109,7 +109,7 @@ int main(int argc, char** argv) {
     const Pictures test = o.data == "synthetic" ? split(data.test, 200, o.seed).second : data.test;
     const Looks looks(test, {.batch = std::min<std::int64_t>(2000, test.count()), .dtype = o.dtype, .shuffle = false},
                       *backend);
-    // Plans are made, memory finds its place
+    // A short run first, not measured: kernels are chosen and memory is allocated
     if (backend->on_device()) attempt(o, o.seed, *backend, training, looks, 8, false);
     double right = 0, squares = 0, seconds = 0;
     int reached = 0;

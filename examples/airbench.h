@@ -1,11 +1,10 @@
-// The recipe of airbench94 (Keller Jordan, 94% on CIFAR-10 in 3.29 Seconds on a Single GPU, arXiv 2404.00498), in
-// pieces: the network and how it begins, the optimizer and its rates, the lookahead average, and what is looked at in a
-// test.
+// The parts of the recipe of airbench94 (Keller Jordan, 94% on CIFAR-10 in 3.29 Seconds on a Single GPU, arXiv
+// 2404.00498): the network and its initial values, the optimizer and its rates, the lookahead average, and the test.
 //
 // From the paper: a frozen 2 × 2 convolution that whitens, three groups of 64, 256 and 256 channels, GELU, Nesterov
 // 0.85, label smoothing 0.2, batches of 1024 for 9.9 epochs, crops by 2 pixels and alternating flips, biases of norms
-// that learn 64 times as fast, the whitening's bias for 3 epochs only, lookahead, and six looks at a test picture.
-// From memory of the published program, and marked so below: what the paper leaves open.
+// that learn 64 times as fast, the whitening's bias for 3 epochs only, lookahead, and six views of a test picture. The
+// details that the paper omits are from memory of the published program; the comments below mark them "from memory".
 #pragma once
 #include <cmath>
 #include <memory>
@@ -52,7 +51,8 @@ struct Net : Module {
   }
 };
 
-// As many of a convolution's filters as it has inputs let these through; the others stay as they were drawn.
+// Sets the first filters of every convolution in a group to the identity: filter c returns input channel c. There are
+// as many of them as input channels; the other filters keep their initial values.
 inline void let_through(FlatParameters& flat) {
   for (const ParameterRange& s : flat.parameter_ranges()) {
     if (s.name.find(".conv") == std::string::npos) continue;
@@ -87,8 +87,8 @@ inline void eigen(Matrix& a, Matrix& v) {
       }
 }
 
-// The filters that make 2 × 2 patches of the first pictures white: eigenvectors of their covariance over √(eigenvalue +
-// ε), and the same negated. From memory: 5000 pictures, ε = 5e-4.
+// The filters that whiten 2 × 2 patches of the first pictures: the eigenvectors of the patches' covariance, divided by
+// √(eigenvalue + ε), and their negatives. From memory: 5000 pictures, ε = 5e-4.
 inline std::vector<double> whitening(const Pictures& pictures, std::int64_t first = 5000) {
   const std::int64_t n = std::min(first, pictures.count()), h = pictures.height(), w = pictures.width();
   const std::uint8_t* x = pictures.images.data<std::uint8_t>();
@@ -118,13 +118,13 @@ inline std::vector<double> whitening(const Pictures& pictures, std::int64_t firs
 }
 
 // ---- the optimizer --------------------------------------------------------------------------------------------------
-// The paper states rates for sums over 1024 pictures, apart from momentum: 11.5 and a decay of 0.0153, both over
-// 1 + 1/(1 − 0.85). For a mean, and a decay that the rate multiplies, that is 1.5 and 0.0153/11.5.
+// The paper's rate of 11.5 and decay of 0.0153 are for a loss summed over 1024 pictures, and both are divided by
+// 1 + 1/(1 − 0.85). Here the loss is a mean and the rate multiplies the decay: 1.5 and 0.0153/11.5.
 constexpr double learning_rate = 1.5, weight_decay = 0.00133, momentum = 0.85, label_smoothing = 0.2;
 constexpr int whitening_bias_epochs = 3;
 
-// Nesterov's SGD in which everything decays alike: what learns 64 times as fast has a decay 64 times as small (from
-// memory).
+// Nesterov's SGD in which all parameters decay equally fast: a parameter that learns 64 times as fast has a 64 times
+// smaller decay (from memory).
 class Descent : public SGD {
  public:
   Descent(double rate, double mu, double decay)
@@ -141,12 +141,12 @@ class Descent : public SGD {
   double decay_;
 };
 
-// The share of the peak rate after a share t of the steps: rising from a fifth for 23 % of them, then falling to 7 %
-// (from memory).
+// The rate after a share t of the steps, as a factor of the peak rate: it rises from 0.2 to 1 in the first 23 % of the
+// steps, and then falls to 0.07 (from memory).
 inline double triangle(double t) { return t < 0.23 ? 0.2 + 0.8 * t / 0.23 : 1 - 0.93 * (t - 0.23) / 0.77; }
 
-// Slow copies of weights and running statistics, to which these return: w = slow = decay·slow + (1 − decay)·w. Every
-// five steps with 0.95⁵·t³, t the share of the steps that are done, and with 1 at the end (from memory).
+// Slow copies of weights and running statistics. pull() changes both: w = slow = decay·slow + (1 − decay)·w. It is
+// called every five steps with 0.95⁵·t³, after a share t of the steps, and with 1 at the end (from memory).
 class Lookahead {
  public:
   explicit Lookahead(FlatParameters& s) : flat_(s), weights_(s.values.clone()), buffers_(s.buffers.clone()) {}
@@ -166,8 +166,8 @@ class Lookahead {
 };
 
 // ---- the test -------------------------------------------------------------------------------------------------------
-// The pictures moved by whole pixels, surrounded by their reflection, and perhaps mirrored: view (y, x) shows (y + by,
-// x + by).
+// The pictures shifted by whole pixels, with reflected borders, and then mirrored if asked. Pixel (y, x) of the shifted
+// picture is pixel (y + by, x + by) of the original.
 inline Pictures view(const Pictures& pictures, std::int64_t by, bool mirrored) {
   Pictures v = pictures;
   v.images = pictures.images.clone();
@@ -183,8 +183,8 @@ inline Pictures view(const Pictures& pictures, std::int64_t by, bool mirrored) {
   return v;
 }
 
-// Test pictures as they are or moved by one pixel up and left, down and right, each of them and its mirror image: half
-// of the verdict is the first pair's, and a quarter each of the others' (from memory).
+// Six views of each test picture: not shifted, shifted by one pixel up and left, and down and right, each of them also
+// mirrored. The logits of the first pair have half of the weight, the other pairs a quarter each (from memory).
 class Looks {
  public:
   Looks(const Pictures& test, const LoaderOptions& options, Backend& backend) {
@@ -192,7 +192,7 @@ class Looks {
       for (bool mirrored : {false, true})
         looks_.emplace_back(share, std::make_unique<Loader>(view(test, by, mirrored), options, backend));
   }
-  // The share of the pictures that are recognised, by as many of the looks: 1, 2 or all 6.
+  // The share of the pictures that are classified correctly by the first `count` views: 1, 2 or all 6.
   double accuracy(Module& model, Backend& backend, std::size_t count = 6) const {
     NoGrad off;
     model.eval();
@@ -217,7 +217,7 @@ class Looks {
   }
 
  private:
-  std::vector<std::pair<double, std::unique_ptr<Loader>>> looks_;  // with their shares of the verdict
+  std::vector<std::pair<double, std::unique_ptr<Loader>>> looks_;  // with the weights of their logits
 };
 
 }  // namespace tandem::airbench

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # From nothing to a trained classifier: `make demo` on a Debian 12 or Ubuntu that has git and make.
 #
-# Installs what is missing (it says what and why first), builds, finds Fashion-MNIST ($TANDEM_DATA, data/, else the
-# network), trains a small convolutional network and fails when that reaches less than 90 % on the test pictures.
-# Without data or network it trains on the first 6,000 pictures, which are committed, and says so.
+# Prints which packages are missing and why they are needed, installs them, builds, finds Fashion-MNIST ($TANDEM_DATA,
+# data/, else the network), trains a small convolutional network and fails if that reaches less than 90 % on the test
+# pictures. Without data or network it trains on the first 6,000 pictures, which are committed, and prints a note.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

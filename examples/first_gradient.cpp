@@ -10,9 +10,9 @@ int main(int argc, char** argv) {
     parse_command_line(argc, argv, "A gradient on paper and by machine, and a mistake that is refused.", {});
     auto backend = cpu_backend();
     Tensor x = Tensor::of(*backend, {2, 2}, {1, 2, 3, 4});        // [rows, columns], row-major
-    Variable w(Tensor::of(*backend, {2}, {10, 100}), true, "w");  // a leaf: its gradient is wanted
+    Variable w(Tensor::of(*backend, {2}, {10, 100}), true, "w");  // a leaf: backward() computes its gradient
 
-    Variable y = sum(square(Variable(x) * w));  // w is stretched over the rows
+    Variable y = sum(square(Variable(x) * w));  // w is broadcast over the rows
     std::printf("y = %.0f\n", y.item());
     y.backward();
     std::printf("dy/dw = [%.0f, %.0f]\n", w.grad().values()[0], w.grad().values()[1]);  // 2·w·Σ x² per column

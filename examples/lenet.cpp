@@ -1,5 +1,6 @@
-// LeNet-5 (LeCun et al. 1998) as a list of modules, and the output shape of each. Convolutions look at 5×5 pixels at a
-// time with the same weights everywhere: 62 thousand parameters here do more than mlp.cpp's 102 thousand.
+// LeNet-5 (LeCun et al. 1998) as a list of modules, and the output shape of each. A convolution applies the same
+// weights to every window of 5×5 pixels: 62 thousand parameters are more accurate here than the 102 thousand of
+// mlp.cpp.
 #include <cstdio>
 #include <iostream>
 
@@ -31,7 +32,7 @@ int main(int argc, char** argv) {
     SGD sgd({.learning_rate = o.learning_rate, .momentum = 0.9});
     FitReport report = fit(model, cross_entropy_loss(), sgd, *backend, {train, nullptr, &test}, o);
 
-    Variable x(train.make(0, 0).images);  // one batch, walked through the list
+    Variable x(train.make(0, 0).images);  // one batch goes through the modules in order
     std::cout << "pictures  " << x.shape() << "\n";
     NoGrad off;
     for (auto& [name, module] : model.children()) {

@@ -1,4 +1,4 @@
-// A callback of your own: training ends as soon as the test pictures reach an accuracy, and says how long that took.
+// A callback of your own: it ends the training at a given test accuracy, and prints the time that the training took.
 #include <cstdio>
 
 #include "layers/train/run.h"
@@ -11,7 +11,7 @@ struct StopAt : Callback {
   explicit StopAt(double target) : target(target) {}
   void epoch_end(Run& run) override {
     seconds += run.epoch.seconds;
-    if (run.epoch.test_accuracy < target) return;  // also where this rank does not evaluate
+    if (run.epoch.test_accuracy < target) return;  // also if this rank does not evaluate
     std::printf("%.1f %% after %s, %.1f s\n", 100 * target, counted(run.epoch.epoch, "epoch").c_str(), seconds);
     run.stop("the accuracy is reached");
   }

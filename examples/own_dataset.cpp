@@ -10,8 +10,8 @@ using namespace tandem;
 
 constexpr int side = 28, kinds = 3;
 
-// Picture i of a set: kind i mod 3, with place, size and noise drawn by counters, so that it is the same on every
-// machine.
+// Draws picture i of a set: kind i mod 3. Its position, size and noise are random numbers that depend on counters, so
+// it is the same on every machine.
 void draw(std::uint32_t i, std::uint64_t seed, std::uint8_t* pixels) {
   Philox random(seed, Stream::synthetic, 0, i);
   const int r = 4 + int(random.word(0) % 5), cx = r + int(random.word(1) % (side - 2 * r)),

@@ -1,6 +1,6 @@
-// A training loop of your own, with the same pieces as fit(): build a model, flatten its parameters, and per batch
-// forward, loss, backward, learning rate, step; per epoch an evaluation and a checkpoint to go on from. Trains LeNet-5
-// for one epoch, on one machine or, under tandem-run, on several ranks.
+// A training loop of your own, from the same parts as fit(). Each batch: forward, loss, backward, learning rate, step.
+// Each epoch: an evaluation, and a checkpoint from which it can be continued. Trains LeNet-5 for one epoch, on one
+// machine or, under tandem-run, on several ranks.
 #include <cstdio>
 #include <filesystem>
 
@@ -18,7 +18,7 @@ int main(int argc, char** argv) {
     auto backend = make_backend(o);
     Dataset data = load_dataset("fashion-mnist", o.data);
     auto strategy = strategy_from_environment();  // this machine, or one of several ranks
-    // --batch is cut over the ranks; under an asynchronous strategy each rank has batches of its own.
+    // --batch is divided among the ranks; under an asynchronous strategy each rank has its own batches.
     const bool cut = strategy->size() == 1 || strategy->ranks().batch_shares > 1;
     const int own = cut ? 0 : o.batch;
     Loader train(data.train, {.batch = o.batch, .batch_per_rank = own, .dtype = o.dtype, .seed = o.seed}, *backend);
@@ -35,7 +35,7 @@ int main(int argc, char** argv) {
 
     const Schedule schedule = Schedule::parse(o.schedule);
     const double per_epoch = double(train.batches_per_epoch()), all = per_epoch * o.epochs;
-    RunPosition at;  // with --checkpoint FOLDER it goes on where it was
+    RunPosition at;  // with --checkpoint FOLDER: the saved position
     const std::filesystem::path file = std::filesystem::path(o.checkpoint) / "own_loop.safetensors";
     if (!o.checkpoint.empty()) make_folder("--checkpoint " + o.checkpoint, o.checkpoint);
     if (!o.checkpoint.empty() && exists(file)) at = load_checkpoint(file, {flat, sgd});
@@ -48,7 +48,7 @@ int main(int argc, char** argv) {
         flat.zero_gradients();
         flat.backward(loss, batch.weight());  // this rank's share of the mean
         sgd.learning_rate(o.learning_rate * schedule.factor(double(at.step), all, per_epoch));
-        // Throws NotFinite when the loss or a gradient is none; the weights are then as before
+        // Throws NotFinite when the loss or a gradient is not finite; the weights do not change then
         strategy->step(sgd, loss);
         sums.loss += loss.item() * double(batch.size());
         sums.samples += double(batch.size());
@@ -62,7 +62,7 @@ int main(int argc, char** argv) {
       std::printf("epoch %d: loss %.3f, test accuracy %.2f %%\n", int(at.epoch), sums.loss / sums.samples,
                   100 * e.accuracy);
       if (o.checkpoint.empty()) continue;
-      // Under a parameter server: the momentum, from where it is
+      // Under a parameter server this fetches the momentum from the servers
       strategy->synchronize(Strategy::Shared::optimizer, flat, sgd);
       save_checkpoint(file, {flat, sgd}, at);
     }

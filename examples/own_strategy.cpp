@@ -1,6 +1,6 @@
 // A strategy of your own: a schedule and a merge of weights (dist/strategies/rounds.h). Once in eight steps the weights
-// of all ranks are summed while training goes on. Two steps later each rank moves half of the way from what it sent to
-// the mean, so ranks explore more than under local SGD.
+// of all ranks are summed while training continues. Two steps later each rank moves its weights by half of the
+// difference between the mean and the weights that it sent, so ranks explore more than under local SGD.
 //
 //   build/tandem-run -n 4 --strategy half-way build/own_strategy
 #include "dist/job/job.h"

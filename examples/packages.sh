@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# examples/packages.sh "WHAT FOR" PACKAGE…: installs those Debian packages that are missing, after saying which, what for
-# and by which command. Exit status 1: some are still missing, and it has said how to install them.
+# examples/packages.sh "WHAT FOR" PACKAGE…: prints which of these Debian packages are missing, their purpose and the
+# command, and then installs them. Exit status 1: some are still missing, and it has printed how to install them.
 set -uo pipefail
 what=$1
 shift

@@ -17,7 +17,7 @@ int main(int argc, char** argv) {
     Loader test(data.test, {.batch = 500, .shuffle = false}, *backend);
 
     const std::int64_t inputs = data.train.height() * data.train.width(), classes = data.train.classes;
-    Variable w(Tensor::zeros(*backend, {classes, inputs}), true, "w");  // leaves: their gradients are wanted
+    Variable w(Tensor::zeros(*backend, {classes, inputs}), true, "w");  // leaves: backward() computes their gradients
     Variable b(Tensor::zeros(*backend, {classes}), true, "b");
     auto logits = [&](const Batch& batch) { return linear(flatten(Variable(batch.images)), w, b); };
 
@@ -26,7 +26,7 @@ int main(int argc, char** argv) {
       for (Batch batch; train.next(batch);) {
         Variable loss = cross_entropy(logits(batch), batch.labels);
         loss.backward();
-        NoGrad off;  // the update itself is not to be differentiated
+        NoGrad off;  // the update is not recorded for backward
         for (Variable* p : {&w, &b}) {
           Tensor value = p->value();
           value.copy_from((*p - o.learning_rate * Variable(p->grad())).value());

@@ -1,6 +1,5 @@
-// Says what is on pictures: build/predict --weights run/best.safetensors shoe.png coat.jpg. The weights are a
-// checkpoint or what --export-torch wrote; each picture's largest square is brought to the size that the model was
-// trained on.
+// Classifies pictures: build/predict --weights run/best.safetensors shoe.png coat.jpg. The weights are a checkpoint or
+// a file of --export-torch. The largest square of each picture is scaled to the size of the training pictures.
 #include <algorithm>
 #include <cstdio>
 #include <numeric>

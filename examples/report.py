@@ -38,7 +38,7 @@ pyplot.rcParams.update({"svg.fonttype": "none", "text.parse_math": False, "axes.
                         "figure.constrained_layout.use": True, "figure.constrained_layout.h_pad": 0.1})
 
 
-# ---- A run, as far as its file tells ---------------------------------------------------------------------------------
+# ---- A run, read from its file ---------------------------------------------------------------------------------------
 class Run:
     """The lines of a file by their event. Refuses a file that cannot be read, or of which no line is about a run."""
 
@@ -55,7 +55,7 @@ class Run:
                 if line.strip():
                     self.take(json.loads(line, parse_int=float))
             except (ValueError, RecursionError) as error:
-                cut = i == len(lines) - 1  # a line that was written to its end has a newline
+                cut = i == len(lines) - 1  # a complete line ends with a newline
                 bad.append(f"{path}:{i + 1}: {'cut off in the middle of the line' if cut else error}")
         if not any(self.lines.values()):
             refuse((bad or [f"{path}: no line is about a run"])[0] +
@@ -69,7 +69,7 @@ class Run:
             self.remarks.append("the run was stopped before its last epoch")
 
     def take(self, line):
-        """Keeps a line, unless it is for other readers. Raises ValueError where it is not what it should be."""
+        """Keeps a line if its event is known. Raises ValueError if the line is malformed."""
         event = line.get("event") if isinstance(line, dict) else None
         if not isinstance(event, str):
             raise ValueError('not a line of metrics: there is no "event"')
@@ -78,12 +78,12 @@ class Run:
         if number(line, "batches_per_epoch") > 0:
             self.per_epoch = line["batches_per_epoch"]
         if event == "step":
-            line["epoch"] = number(line, "step") / self.per_epoch  # 1.5 is half way through the second
+            line["epoch"] = number(line, "step") / self.per_epoch  # 1.5: in the middle of the second epoch
             if math.isnan(line["epoch"]):
                 raise ValueError("a step without its number, or before the start line")
         if event == "epoch" and not number(line, "epoch") > (self.last("epoch") if self.lines["epoch"] else -math.inf):
             raise ValueError(f"epoch {shown(line.get('epoch'))} after a later one: are two runs in one file?")
-        if event == "resume":  # what came after its checkpoint is trained again
+        if event == "resume":  # the epochs and steps after its checkpoint are trained again
             position = number(line, "step") / self.per_epoch + 1e-9
             for name in ("epoch", "step"):
                 self.lines[name] = [old for old in self.lines[name] if not old["epoch"] > position]
@@ -101,19 +101,19 @@ class Run:
         return (self.column(name, event) or [math.nan])[-1]
 
     def not_finite(self):
-        """Whether values that are not finite ended the run: it was not resumed after them, or its last loss is null."""
+        """Whether a non-finite value ended the run: the run was not resumed after it, or its last loss is null."""
         stopped = self.lines["not_finite"] and self.last("stopped", "end") != 0
         return bool(stopped) or any(line.get("train_loss", 0) is None for line in self.lines["epoch"][-1:])
 
 
 def number(line, name):
-    """NaN where there is none, or one that no axis can hold."""
+    """The number of this name; NaN if there is none, or if it is too large for an axis."""
     value = line.get(name)
     return value if isinstance(value, float) and abs(value) < 1e300 else math.nan
 
 
 def labels_of(paths):
-    """The names of the files, without what they all begin and end with up to the borders of words."""
+    """The names of the files, without the words with which all of them begin or end."""
     stems = [os.path.splitext(os.path.basename(path))[0] for path in paths]
     if len(set(stems)) < len(stems):
         stems = paths
@@ -201,13 +201,13 @@ COLUMNS = {"epochs": lambda run: short(len(run.lines["epoch"])),
            "seconds of training": lambda run: short(run.of_epochs("seconds", sum)),
            "seconds of exchange": lambda run: short(run.last("exposed_seconds", "end")),
            "mean delay": lambda run: short(run.last("mean_delay", "end"))}
-# title, factor, fields of an epoch, field of a step that is drawn behind them
+# title, factor, fields of an epoch, field of a step (drawn behind them)
 QUANTITIES = [("Loss", 1, ("test_loss", "train_loss", "val_loss"), "loss"),
               ("Accuracy in %", 100, ("test_accuracy", "train_accuracy", "val_accuracy"), None),
               ("Learning rate", 1, ("learning_rate",), "learning_rate"),
               ("Images per second", 1, ("images_per_second",), None)]
-STYLES = {"train": "--", "val": ":"}  # of the test pictures, and of what is not measured on pictures: solid
-MARKERS = "os^D"  # after ten runs the colours come again with another marker
+STYLES = {"train": "--", "val": ":"}  # solid: values of the test pictures, and values that no pictures give
+MARKERS = "os^D"  # after ten runs the colours repeat with another marker
 
 
 def draw_training(runs):
@@ -228,7 +228,7 @@ def draw_training(runs):
             for field in fields:
                 values = [factor * v for v in run.column(field)]
                 empty = all(map(math.isnan, values))
-                if empty and not (run.not_finite() and field == fields[0]):  # such a run is in the legend all the same
+                if empty and not (run.not_finite() and field == fields[0]):  # a run that diverged stays in the legend
                     continue
                 part = field.split("_")[0] if len(fields) > 1 else ""
                 label = printable(f"{run.label} {part}".strip()) + ": not finite" * run.not_finite()
@@ -241,7 +241,7 @@ def draw_training(runs):
 
 
 def rectangle(value):
-    """The rows of numbers of a table, all as long as the first; [] where it is none."""
+    """The rows of a table of finite numbers; [] if the value is no such table."""
     rows = value if isinstance(value, list) else []
     good = all(isinstance(row, list) and row and len(row) == len(rows[0]) and
                all(isinstance(v, float) and math.isfinite(v) for v in row) for row in rows)
@@ -290,7 +290,7 @@ def training_section(runs):
     rows = []
     for name in dict.fromkeys(name for one in options for name in one):
         values = [one.get(name, "–") for one in options]
-        rows.append(([name] + values, len(set(values) - {"–"}) > 1))  # a run that does not say does not differ
+        rows.append(([name] + values, len(set(values) - {"–"}) > 1))  # a run without the value does not differ
     head = [""] + [run.label for run in runs]
     return body + ("<h2>Options (bold: they differ)</h2>\n" + table(head, rows) if rows else "")
 

@@ -1,5 +1,5 @@
-// A residual network (He et al. 2016), small: each block computes what to add to its input, so that the gradient can
-// bypass every layer.
+// A small residual network (He et al. 2016). Each block adds its result to its input, so the gradient can bypass every
+// layer.
 #include <cstdio>
 
 #include "tandem.h"

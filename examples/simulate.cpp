@@ -26,7 +26,7 @@ using namespace tandem;
 
 namespace {
 
-// How the run is reported, and on which pictures it is evaluated.
+// The form of the report, the pictures of the evaluation, and the slow workers as given.
 struct Output {
   bool json = false, dry_run = false;
   std::string evaluate_on = "both", slow = {};
@@ -114,7 +114,7 @@ nlohmann::json json_of(const RunConfig& o, const SimulatorOptions& s, const Simu
     all["evaluations"]["epoch"].push_back(p.epoch);
     all["evaluations"]["seconds"].push_back(p.seconds);
     all["evaluations"]["accuracy"].push_back(accuracy);
-    if (!r.diverged) all[p.test_accuracy ? "test" : "validation"] = accuracy;  // the last one's
+    if (!r.diverged) all[p.test_accuracy ? "test" : "validation"] = accuracy;  // the last evaluation remains
   }
   all["strategy"] = s.strategy;
   all["workers"] = s.cluster.workers;
@@ -134,7 +134,7 @@ void print(const nlohmann::json& line) {
   std::puts(line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
 }
 
-// How many gradients were how late, as bars: at most 16 lines.
+// Prints the number of gradients for each delay, as bars in at most 16 lines.
 void show_delays(const SimulatorReport& r) {
   std::int64_t pushes = 0, sum = 0, most = 0;
   const std::size_t step = (r.delays.size() + 15) / 16;
@@ -155,7 +155,7 @@ void show_delays(const SimulatorReport& r) {
   if (r.dropped)
     std::printf("dropped, since too late: %s; %.1f %% of all were applied\n", counted(r.dropped, "gradient").c_str(),
                 100 * r.participation);
-  if (r.gap == 0) return;  // one worker, or a run too short to look
+  if (r.gap == 0) return;  // one worker, or the run was too short to measure it
   std::printf("distance to the weights it was made at: %.3g a parameter; correction: %.3g of the gradient\n", r.gap,
               r.correction);
 }

@@ -1,4 +1,4 @@
-// Rows of numbers instead of pictures. Without a file: house prices made up from six features, a regression.
+// Rows of numbers instead of pictures. Without files: a regression on artificial house prices with six features.
 //   build/tabular --features x.npy --targets y.npy                   (numbers [N] or [N, k])
 //   build/tabular --features x.npy --targets y.npy --task classes    (whole numbers [N])
 //   build/tabular --features x.npy --targets y.npy --task labels     (0 and 1, [N, k])
@@ -21,9 +21,9 @@ class Mlp : public Module {
   Linear &a_, &b_, &out_;
 };
 
-// price = rooms · (1 + size)² − 3·age + a wave over the place (x, y).
+// price = rooms · (1 + size)² − 3·age + sin(6x)·y.
 Table houses(std::int64_t rows) {
-  Table t{.name = "houses"};  // rooms, size, age, x, y, nothing
+  Table t{.name = "houses"};  // rooms, size, age, position x and y, and a feature without effect
   t.features = host_tensor({rows, 6}, DType::f32);
   t.targets = host_tensor({rows, 1}, DType::f32);
   float *x = t.features.write<float>(), *y = t.targets.write<float>();

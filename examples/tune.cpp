@@ -1,4 +1,4 @@
-// Which minibatch trains fastest per sample within a budget of memory, and the learning rate that goes with it
+// Finds the minibatch that trains fastest per sample within a memory budget, and a learning rate for it
 // (layers/train/tuner.h).
 //
 //   build/tune --model resnet20 --memory-budget 200M
@@ -57,7 +57,7 @@ RunConfig options(int argc, char** argv, TuneRequest& r) {
   if (r.simulated && o.memory_budget == 0) refuse("--on h200: how much of its memory? Say --memory-budget 100G");
   if (r.measure && r.simulated) refuse("--measure: only what is --on here can be measured here");
   if (x.link > 0 && x.ranks == 1) refuse("--link is that between ranks: say --ranks too");
-  MetricsFile can_be_written(o.metrics, true);  // appends nothing
+  MetricsFile can_be_written(o.metrics, true);  // checks the file and writes nothing
   return o;
 }
 
@@ -93,7 +93,7 @@ void print(const Tuned& t, const RunConfig& o, const TuneRequest& r, std::int64_
               name_of(r.rule));
 }
 
-// Writes the choice, and what it rests on, for examples/report.py.
+// Writes the choice and the data that it is based on, for examples/report.py.
 void write_tuned(const Tuned& t, const RunConfig& o, const TuneRequest& r) {
   MetricsFile file(o.metrics);
   file.write({{"event", std::string("tuned")},
@@ -110,7 +110,7 @@ void write_tuned(const Tuned& t, const RunConfig& o, const TuneRequest& r) {
   for (const MetricFields& line : tuner_lines(t.rows, t.rows[t.best], t.tuner.means)) file.write(line);
 }
 
-// The command that trains so.
+// The command that trains with this minibatch and learning rate.
 std::string command(const Tuned& t, const RunConfig& o) {
   const ExchangeModel& x = t.tuner.exchange;
   std::string c =

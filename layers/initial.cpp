@@ -25,8 +25,8 @@ double standard_normal(std::uint64_t seed, std::int64_t e) {  // Box–Muller, u
 
 double normal_below(double z) { return 0.5 * std::erfc(-z / std::numbers::sqrt2); }
 
-// The z in [low, high] below which a standard normal number lies with probability p: the interval is halved until it is
-// finer than the random number.
+// The z in [low, high] with P(Z < z) = p for a standard normal Z, by bisection. After 40 halvings the interval is finer
+// than the random number.
 double normal_quantile(double p, double low, double high) {
   for (int i = 0; i < 40; i++) {
     const double middle = 0.5 * (low + high);
@@ -35,7 +35,7 @@ double normal_quantile(double p, double low, double high) {
   return 0.5 * (low + high);
 }
 
-// A normal number, given that it lies between the bounds.
+// A normal number between the bounds, by inversion of the distribution function.
 struct TruncatedNormal {
   const Initial& how;
   double low = (how.low - how.value) / how.std, high = (how.high - how.value) / how.std, sign = 1, from, to;
@@ -51,7 +51,7 @@ struct TruncatedNormal {
   }
 };
 
-// Element e of the flat vector, drawn independently of all others; of an orthogonal matrix: before orthonormalise().
+// Element e of the flat vector, independent of all others. For an orthogonal matrix: the input of orthonormalise().
 double draw_one(const Initial& how, const TruncatedNormal& truncated, std::uint64_t seed, std::int64_t e) {
   switch (how.kind) {
     case Initial::Kind::uniform: {

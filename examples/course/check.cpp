@@ -41,7 +41,7 @@ Outcome outcome_of(Communicator& ranks, const std::function<void(Communicator&)>
   return {};
 }
 
-// Names ranks that wait for each other in a cycle.
+// Throws Wrong if every rank waits for another one; its text names them.
 void check_for_deadlock(const std::vector<int>& waits_for) {
   if (waits_for.empty() || std::count(waits_for.begin(), waits_for.end(), -1) > 0) return;
   std::string text = std::to_string(waits_for.size()) + " ranks, deadlock:";

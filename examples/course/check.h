@@ -19,13 +19,13 @@ void expect_equal(const std::string& what, const Numbers& yours, const Numbers& 
                   const std::vector<Mistake>& mistakes = {}, const std::string& otherwise = {});
 void expect(bool right, const std::string& what, const std::string& hint);
 
-// Runs the body on every rank: for each size on threads with a communicator that is strict (a send is complete when it
-// has been received), or, started by tandem-run, on the processes of the job. Ends the exercise with the error of the
-// first rank that has one; a deadlock names the ranks that wait for each other. Returns the number of messages of the
-// last size; 0 on processes.
+// Runs the body on every rank. The ranks are threads, for each size in turn, with a strict communicator (a send is
+// complete when it has been received); under tandem-run they are the processes of the job. Ends the exercise with the
+// error of the first rank that has one; the error of a deadlock names the rank for which each rank waits. Returns the
+// number of messages of the last size; 0 on processes.
 std::int64_t on_ranks(std::initializer_list<int> sizes, const std::function<void(Communicator&)>& body);
 std::string named(const Communicator& ranks);   // "3 ranks, rank 1"
-std::unique_ptr<Communicator> process_ranks();  // of this process's job; null: it is in none
+std::unique_ptr<Communicator> process_ranks();  // of this process's job; null: the job has one process
 
 // The main function of a check. `check` returns a remark, or an empty text. Prints the exercise's row, or with --json a
 // line of JSON. Returns the exit status: 0: passed, 1: wrong, 3: not written yet.

@@ -1,4 +1,4 @@
-// Linked where there is no network library.
+// Replaces processes.cpp in a build without a network library.
 #include "examples/course/check.h"
 
 namespace tandem::course {

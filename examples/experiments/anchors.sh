@@ -2,7 +2,7 @@
 # Published results, repeated: ResNet-20 on CIFAR-10, 160 epochs over all workers, batch 128, weight decay 10⁻⁴, crops and mirroring, five
 # epochs of warm-up, a tenth of the learning rate after 80 and after 120. A run takes about three hours of one core; two run at a time.
 # With JOBS=1 THREADS=2 one run takes an hour and a half of two cores (with bf16).
-# anchors/NAME.jsonl has the metrics of a run (committed: its first and its last lines). What was interrupted goes on after its last
+# anchors/NAME.jsonl has the metrics of a run (committed: its first and its last lines). An interrupted run continues after its last
 # epoch, from anchors/NAME.state.
 #
 #   sh examples/experiments/anchors.sh DATA [NAME…]        (JOBS: runs at a time; THREADS: of each; SIMULATE: the program)

@@ -1,8 +1,8 @@
 #!/bin/sh
-# Real processes beside the simulator: LeNet-5 on Fashion-MNIST, two epochs over all workers, 4 and 8 of them, steps of 40 ms (Gamma,
-# shape 100), all alike or the last half of them four times slower. A line of real_processes.jsonl for each run: delays (how many pushes
-# were so late), accuracies and times after each epoch. Then a table: mean delays, the distance of the two histograms of delays (total
-# variation: the share of pushes that would have to be moved), seconds and accuracies. What is in the file is not run again.
+# Compares real processes with the simulator: LeNet-5 on Fashion-MNIST, two epochs over all workers, 4 and 8 of them, steps of 40 ms (Gamma,
+# shape 100), all equally fast or the last half of them four times slower. Writes a line of real_processes.jsonl for each run: delays (the
+# number of pushes with each), accuracies and times after each epoch. Then prints a table: mean delays, the distance of the two histograms
+# of delays (total variation: the share of pushes to move), seconds and accuracies. A run that is in the file is not repeated.
 #
 #   sh examples/experiments/real_processes.sh DATA
 set -eu

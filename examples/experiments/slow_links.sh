@@ -1,7 +1,7 @@
 #!/bin/sh
 # Training on four hosts of two ranks behind slow links, by strategy: time, bytes, accuracy, and the time to a fixed accuracy. Hosts are
-# namespaces of this machine (as root), and their eight ranks share its cores. A run is a line of slow_links.jsonl; what is there is not
-# run again. STRATEGIES: instead of all of them.
+# namespaces of this machine (as root), and their eight ranks share its cores. A run is a line of slow_links.jsonl; a run that is there is
+# not repeated. STRATEGIES: these instead of all of them.
 #
 #   sh examples/experiments/slow_links.sh [NETWORKS] [LINKS] [STRATEGIES]
 set -u

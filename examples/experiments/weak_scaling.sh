@@ -1,11 +1,11 @@
 #!/bin/sh
 # Weak scaling: the test accuracy of n ranks with 128 pictures each (--batch-per-rank 128), by rules for the learning rate.
-# One process computes what n ranks compute: --accumulate n adds up the gradients of the n ranks' batches, and batch norm sees
-# each by itself. The schedule is one-cycle, which warms up itself, so a rule is a rate and a clipping norm.
+# One process computes the results of n ranks: --accumulate n adds up the gradients of the n ranks' batches, and batch norm
+# normalises each batch separately. The schedule is one-cycle, which has a warm-up, so a rule is a rate and a clipping norm.
 #
 #   weak_scaling.sh MODELS RANKS RULES [SEEDS]    e.g. weak_scaling.sh 'mlp lenet5 smallcnn' '1 4 8 16' 'clipped linear' '1 2 3'
 #
-# A run is a line in weak_scaling.txt: model, ranks, rule, seed, accuracy in % (or "diverged"). What is there is not run again.
+# A run is a line in weak_scaling.txt: model, ranks, rule, seed, accuracy in % (or "diverged"). A run that is there is not repeated.
 set -u
 there=$(dirname "$0")/weak_scaling.txt
 build=${BUILD:-build}

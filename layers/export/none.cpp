@@ -1,4 +1,4 @@
-// Linked where there is no protobuf library.
+// Replaces onnx.cpp and tensorboard.cpp in a build without a protobuf library.
 #include "layers/export/onnx.h"
 #include "layers/export/tensorboard.h"
 

@@ -17,8 +17,8 @@ constexpr int attribute_float = 1, attribute_int = 2, attribute_ints = 7;
 using Ints = std::vector<std::int64_t>;
 using NodeAttributes = std::vector<std::pair<const char*, std::variant<std::int64_t, Ints, float>>>;
 
-// A value of the graph. Pictures are [N, C, H, W] there and [N, H, W, C] here: `channels_first` is the layout
-// of a value. A Transpose is inserted where the other layout is needed; between convolutions none is.
+// A value of the graph. ONNX has pictures [N, C, H, W] (channels_first), Tandem [N, H, W, C]. A Transpose is inserted
+// before an operator that needs the other layout, so there is none between convolutions.
 struct Value {
   std::string name;
   bool channels_first = false;
@@ -199,7 +199,7 @@ class Exporter {
     no_mapping();
   }
 
-  // "Conv", "Gemm": x, the weight and, where there is one, the bias.
+  // A Conv or Gemm node of x, the weight and the bias (if there is one), and a Relu if the operation includes it.
   std::string with_weights(const char* op, const Operation& o, const std::string& x, bool filter,
                            const NodeAttributes& attributes) {
     std::vector<std::string> inputs{x, weight(o.inputs.at(1), filter)};
@@ -219,7 +219,7 @@ class Exporter {
     return {with_weights("Conv", o, picture(o.inputs.at(0)).name, true, how), true};
   }
 
-  // x, gamma, beta, residual (or nothing), mean, variance.
+  // Inputs of the operation: x, gamma, beta, residual (may be undefined), mean, variance.
   Value batch_norm(const Operation& o) {
     if (o.inputs.size() < 6) no_mapping("ran in training mode");
     const Tensor& x = o.inputs[0];
@@ -275,7 +275,7 @@ class Exporter {
       no_mapping("mixes the pictures of a batch");
     const bool one_pixel = from.rank() == 4 && from[1] == 1 && from[2] == 1 && to.rank() == 2;
     Ints shape(to.begin(), to.end());
-    shape[0] = 0;  // as it was
+    shape[0] = 0;  // in ONNX: the size that the input has
     return {make("Reshape", {one_pixel ? value(x).name : logical(x).name, ints(shape)})};
   }
 

@@ -26,7 +26,7 @@ std::string type_of(const Module& m) {
   return colon == name.npos ? name : name.substr(colon + 2);
 }
 
-// Restores what a forward pass changes: hooks, mode, buffers, temporary memory.
+// Prepares a model for a forward pass in training mode. The destructor restores hooks, mode, buffers and memory.
 class Visit {
  public:
   Visit(Module& model, const Module::ForwardHook& hook) : model_(model), trains_(model, true) {
@@ -70,7 +70,7 @@ std::size_t peak_of(const std::vector<TapeEntry>& tape) {
   std::unordered_map<const Node*, std::size_t> gradients;
   if (!tape.empty()) now += gradients[tape.back().node] = bytes_of(*tape.back().node);
   for (auto e = tape.rbegin(); e != tape.rend(); ++e) {
-    if (e->node->leaf()) continue;  // parameters have their gradients already
+    if (e->node->leaf()) continue;  // the gradients of parameters are allocated already
     for (std::size_t i = 0; i < e->node->inputs.size(); i++)
       if (Node* input = e->node->inputs[i].pointer(); input && !input->leaf())
         if (auto [it, fresh] = gradients.emplace(input, bytes_of(*input)); fresh) now += it->second;

@@ -1,4 +1,4 @@
-// What one run of a model shows: a summary of its modules, from the tape, and its operations.
+// Runs a model once to describe it: a summary of its modules (from the tape), and a list of its operations.
 #pragma once
 #include <string>
 #include <vector>
@@ -13,7 +13,7 @@ struct ModuleSummary {
   Shape output;
   std::int64_t parameters = 0;  // its own, without those of inner modules
   double macs = 0;              // multiply-adds of its products and convolutions, per picture
-  std::size_t saved_bytes = 0;  // that its operations save for backward; a storage is counted once over all modules
+  std::size_t saved_bytes = 0;  // saved for backward by its operations; a storage is counted once over all modules
 };
 
 struct ModelSummary {
@@ -26,11 +26,11 @@ struct ModelSummary {
   // The peak of saved activations and gradients of activations in a training step, without the scratch memory of
   // kernels.
   std::size_t backward_peak_bytes = 0;
-  // What training needs besides parameters and gradients (an optimizer's vectors, a moving average): unless it is set,
-  // that of SGD with momentum.
+  // The state of training besides parameters and gradients (an optimizer's vectors, a moving average): its name and
+  // bytes. summary() sets those of SGD with momentum.
   std::string state = "sgd";
   std::size_t state_bytes = 0;
-  // Parameters, gradients, the state of training and that peak.
+  // Parameters, gradients, buffers, the state of training and backward_peak_bytes.
   std::size_t training_bytes() const { return 2 * parameter_bytes + buffer_bytes + state_bytes + backward_peak_bytes; }
   std::string text() const;  // a table, and the sums in words
 };

@@ -86,7 +86,7 @@ void EventFile::histogram(std::int64_t step, const std::string& tag, const Tenso
   h->set_num(double(v.size()));
   h->set_sum(std::accumulate(v.begin(), v.end(), 0.0));
   h->set_sum_squares(std::inner_product(v.begin(), v.end(), v.begin(), 0.0));
-  // 64 buckets of one width from the smallest to the largest; the last holds its right end too. One value has one.
+  // 64 buckets of equal width from the smallest to the largest value, the last with its right end; 1 if all are equal.
   const double width = (*high - *low) / 64;
   std::vector<std::int64_t> counts(width > 0 ? 64 : 1);
   for (double x : v) counts[width > 0 ? std::min(counts.size() - 1, std::size_t((x - *low) / width)) : 0]++;

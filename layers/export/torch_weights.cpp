@@ -13,11 +13,11 @@ namespace {
 
 Shape channels_first(const Shape& s) { return {s[0], s[3], s[1], s[2]}; }
 
-// The tensors that are permuted in the file, by the address of their first element: their shape here, viewed as [O, H,
-// W, C].
+// The tensors whose axes have another order in the file. The key is the address of the first element, the value the
+// shape in this model, viewed as [O, H, W, C].
 std::map<const void*, Shape> permuted(Module& model, Backend& backend, const Shape& picture) {
   std::map<const void*, Shape> found;
-  std::map<const void*, Shape> flattened;  // values that are pictures [N, H, W, C], in rows
+  std::map<const void*, Shape> flattened;  // values that are flattened pictures: their shape [N, H, W, C]
   for (const Operation& o : operations_of(model, backend, picture)) {
     const Tensor& x = o.inputs.at(0);
     const auto was = flattened.find(x.raw());
@@ -36,12 +36,12 @@ std::map<const void*, Shape> permuted(Module& model, Backend& backend, const Sha
   return found;
 }
 
-// Everything that is in a state_dict, by name.
+// A tensor of the state_dict.
 struct Entry {
   Tensor tensor;   // this rank's slice of a parameter that is cut over ranks
-  Shape pictures;  // of rank 0 where nothing is permuted
+  Shape pictures;  // its shape in permuted(); of rank 0 if the axes have the same order
   Slice slice;
-  Shape in_file, whole;  // in the file: of the slice, of the parameter
+  Shape in_file, whole;  // shapes in the file: of the slice, of the whole parameter
 };
 std::map<std::string, Entry> state(Module& model, Backend& backend, const Shape& picture) {
   const auto pictures = permuted(model, backend, picture);
@@ -60,9 +60,9 @@ std::map<std::string, Entry> state(Module& model, Backend& backend, const Shape&
 
 constexpr const char* counter = "num_batches_tracked";
 
-// The prefix that wrappers of the model have added to its names, in whole words: "module." by DistributedDataParallel,
-// "_orig_mod." by torch.compile, "model.net." by an attribute that held it, or several. Of the beginnings that all
-// names in the file share, the one after which most of the model's names are found.
+// The prefix that wrappers of the model have added to all names: "module." (DistributedDataParallel), "_orig_mod."
+// (torch.compile), "model.net." (attributes that held the model), or several of them. It is empty or ends with a dot.
+// Among the common prefixes of all names in the file, this one leads to the largest number of the model's names.
 std::string wrapper_of(const SafetensorsFile& file, const std::map<std::string, Entry>& own) {
   if (file.tensors().empty()) return "";
   std::string shared = file.tensors().begin()->first;
@@ -132,7 +132,7 @@ void export_torch(Module& model, Backend& backend, const Shape& picture, const s
     t = gather_slices(t, slice, whole, strategy, !path.empty());
     if (path.empty()) continue;
     writer.add(name, t);
-    constexpr std::string_view mean = "running_mean";  // PyTorch has a counter for each
+    constexpr std::string_view mean = "running_mean";  // PyTorch stores a counter beside each
     if (name.ends_with(mean))
       writer.add(name.substr(0, name.size() - mean.size()) + counter, "I64", {}, std::as_bytes(std::span(&zero, 1)));
   }

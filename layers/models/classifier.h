@@ -1,4 +1,4 @@
-// A trained model that names what it sees: built from a file of weights and from what was saved beside them.
+// A trained model that classifies pictures, built from a file of weights and the metadata in it.
 #pragma once
 #include <memory>
 #include <span>
@@ -12,9 +12,9 @@ namespace tandem {
 
 class Classifier {
  public:
-  // `weights`: a checkpoint (whose moving average is used where it has one) or a file of --export-torch. `model`: one
-  // of model_names(), or empty to take the name that the file holds. Throws UsageError when the file is damaged, of
-  // another model, or says nothing of the pictures that it was trained on.
+  // `weights`: a checkpoint (its moving average is used if it has one) or a file of --export-torch. `model`: one of
+  // model_names(), or empty: the name in the file. Throws UsageError when the file is damaged, belongs to another
+  // model, or does not describe the pictures of the training.
   Classifier(const std::string& weights, const std::string& model, Backend& backend);
 
   const std::vector<std::string>& classes() const { return classes_; }

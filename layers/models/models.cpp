@@ -14,7 +14,7 @@ struct Mlp : Sequential {
   }
 };
 
-// conv → ReLU → pool is one operation fewer as conv → pool with ReLU: the maximum of ReLUs is the ReLU of the maximum.
+// conv → ReLU → pool is computed as conv → pool with ReLU, one operation fewer: max(ReLU(x)) = ReLU(max(x)).
 constexpr Pool2dOptions pool_relu{.kernel_size = 2, .relu = true};
 
 struct LeNet5 : Sequential {

@@ -1,5 +1,5 @@
-// The models that programs know by name. Parameter names are torchvision's where torchvision has the model. Building
-// one costs no memory and next to no time: parameters get theirs from a FlatParameters.
+// The models that can be selected by name. Parameter names are torchvision's where torchvision has the model. Building
+// a model takes almost no time or memory: its parameters get their memory from a FlatParameters.
 #pragma once
 #include <string>
 
@@ -8,7 +8,7 @@
 namespace tandem {
 
 // name: one of model_names(). Pictures are [N, side, side, channels]. Throws Error for an unknown name, listing the
-// names, and UsageError for a side that the model cannot take: it came with the data.
+// names, and UsageError for a side that the model does not support, since the side comes from the user's data.
 Model make_model(const std::string& name, int classes, int channels, int side);
 std::string model_names();                       // "mlp lenet5 smallcnn …"
 void check_model_name(const std::string& name);  // throws as make_model does, and builds nothing
@@ -19,9 +19,9 @@ Model lenet5(int classes, int channels, int side);  // LeCun et al. 1998, with R
 // 32 and 64 filters 3×3, two pools, 128 hidden; norm: with a batch norm behind each convolution
 Model smallcnn(int classes, int channels, int side, bool norm = false);
 
-// vgg.cpp. Simonyan and Zisserman 2015, with batch norm; depth 11 or 16. From 224 pixels on torchvision's form, with
-// its classifier of 4096, 4096 and the classes (side below 288: 7 × 7 or 8 × 8 come out of the features); from 28 to
-// 223 the form that is usual for CIFAR, one Linear behind the mean over what is left of the picture.
+// vgg.cpp. Simonyan and Zisserman 2015, with batch norm; depth 11 or 16. Sides 224 to 287: torchvision's form, in which
+// three Linear (4096, 4096, classes) follow features of 7 × 7 or 8 × 8. Sides 28 to 223: the usual form for CIFAR, one
+// Linear after the mean over the remaining pixels.
 Model vgg(int depth, int classes, int channels, int side);
 
 // resnet.cpp. He et al. 2016.

@@ -6,10 +6,11 @@
 namespace tandem {
 namespace {
 
-// The shortcut if the width or the size of the picture changes: x as it is added to a block's result.
+// How a block adds its input x to its result: unchanged; or, if the width or the picture's size changes, padded with
+// zero channels or projected by a 1 × 1 convolution.
 enum class Shortcut { identity, pad, project };
 
-// Convolutions, each with a batch norm; what the last gives is added to the shortcut: y = relu(bn(…) + shortcut(x)).
+// Convolutions, each with a batch norm. The shortcut is added to the last one's result: y = relu(bn(…) + shortcut(x)).
 class Block : public Module {
  public:
   static constexpr bool norm_first = false;
@@ -57,15 +58,15 @@ struct BasicBlock : Block {
   BasicBlock(int in, int width, int stride, Shortcut kind) : Block(in, {{width, 3, stride}, {width, 3}}, kind) {}
 };
 
-// 1 × 1 to `width`, 3 × 3, 1 × 1 to four times as much; a stride is the 3 × 3's.
+// 1 × 1 to `width` channels, 3 × 3 with the stride, 1 × 1 to 4 · `width` channels.
 struct Bottleneck : Block {
   static constexpr int expansion = 4;
   Bottleneck(int in, int width, int stride, Shortcut kind)
       : Block(in, {{width, 1}, {width, 3, stride}, {expansion * width, 1}}, kind) {}
 };
 
-// z = relu(bn1(x)), y = conv2(relu(bn2(conv1(z)))) + x. Where the width or the picture changes, a 1 × 1 of z takes the
-// place of x.
+// z = relu(bn1(x)), y = conv2(relu(bn2(conv1(z)))) + x. If the width or the size of the picture changes, a 1 × 1
+// convolution of z replaces x.
 class WideBlock : public Module {
  public:
   static constexpr int expansion = 1;
@@ -94,8 +95,8 @@ class WideBlock : public Module {
 // A stem, stages of blocks B, the mean over the picture and a Linear.
 template <class B>
 struct ResNet : Sequential {
-  // Every stage but the first halves the picture. large: the stem is 7 × 7 with stride 2 and a max pool 3 × 3 with
-  // stride 2, otherwise 3 × 3 to `stem` channels. Where the blocks begin with a norm, one ends the stages.
+  // Every stage but the first halves the picture. The stem has `stem` channels. large: it is 7 × 7 with stride 2 and a
+  // max pool 3 × 3 with stride 2, otherwise 3 × 3. If the blocks begin with a norm, a last norm follows the stages.
   ResNet(int classes, int channels, bool large, int stem, const std::vector<int>& blocks,
          const std::vector<int>& widths, Shortcut widening) {
     int in = stem;

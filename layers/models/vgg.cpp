@@ -9,7 +9,7 @@ namespace {
 struct Vgg : Sequential {
   // widths: the convolutions in order; 0 stands for a pool.
   Vgg(const std::vector<int>& widths, int classes, int channels, int side) {
-    const bool round_up = side < 32;  // half of an odd side: pictures of 28 pixels would not pass five pools
+    const bool round_up = side < 32;  // half of an odd side: otherwise five pools leave nothing of 28 pixels
     const bool large = side >= 224;
     Sequential& features = child<Sequential>("features");
     int in = channels, number = 0;

@@ -9,8 +9,8 @@ void Accumulation::begin(const Batch& batch) {
     flat_.zero_gradients();
     pictures_ = 0;
   }
-  // Each loss is a mean over this rank's part of the batch: weighed with its pictures, the gradients add up, over
-  // batches and over ranks, to a sum over all of them.
+  // Each loss is a mean over this rank's part of the batch. Its gradient is weighted with the number of pictures, so
+  // the gradients of all batches and ranks add up to a sum over all pictures.
   pictures_ += batch.over_ranks();
   optimizer_.gradients_are_sums_of(batches_ == 1 ? 1 : double(pictures_));
   optimizer_.sync_hyperparameters();

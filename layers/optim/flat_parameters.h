@@ -21,7 +21,7 @@ struct Range {
 enum class OwnerClass { replicated, slice };
 
 struct ParameterRange {
-  std::string name;               // "layer1.0.conv1.weight"; tied weights are one segment with the names joined by '+'
+  std::string name;               // "layer1.0.conv1.weight"
   Shape shape;                    // of this rank's part
   Shape whole;                    // of the parameter in the whole model
   Slice slice = {};               // the part of the parameter that this rank has
@@ -43,10 +43,10 @@ class FlatParameters {
   static constexpr std::int64_t alignment = 64;  // every segment begins at a multiple; the padding is always zero
   static constexpr std::int64_t cut = 1024;      // buckets and shards are cut at multiples of this
 
-  // Names the tree, lays out the parameters in registration order, first the replicated parameters and then the slices,
-  // draws the initial values and gives every Parameter and ModuleBuffer of the model its memory. Values that a model
-  // already has are kept (if a whole parameter is now divided: this rank's slice). The initial values of a slice are
-  // those that the whole parameter would have there. dtype f64 is for the reference backend.
+  // Names the tree and lays out the parameters in registration order, the replicated ones before the slices. Draws the
+  // initial values and gives every Parameter and ModuleBuffer of the model its memory. Values that a model already has
+  // are kept (if a whole parameter is now divided: this rank's slice). A slice has the initial values that the whole
+  // parameter would have there. dtype f64 is for the reference backend.
   FlatParameters(Module& model, Backend& backend, std::uint64_t seed, const FlatMemory& memory = {},
                  DType dtype = DType::f32);
 

@@ -137,8 +137,8 @@ class Optimizer {
   double weight_decay_, learning_rate_ = 0, samples_ = 1, ranks_ = 1;
   bool decay_everything_, measured_ = false;
   std::vector<std::pair<std::string, Tensor>> vectors_;
-  StepState host_;       // its first fields: the values sent to the device,
-  bool staged_ = false;  // or, if true, still to be sent
+  StepState host_;       // its first fields: the values for the device
+  bool staged_ = false;  // true: they have been sent
 };
 
 // Stochastic gradient descent, as in PyTorch: v = μ·v + (g + wd·w); w −= lr·v, or with Nesterov w −= lr·(g + wd·w +

@@ -53,7 +53,7 @@ struct UpdateSGD {
 template <class T>
 struct WholeGradient {  // the gradient as UpdateSGD reads it
   const StepState* state;
-  bool judged;  // false: perhaps not yet, and the scale is the average
+  bool judged;  // check_gradients() has set gradient_scale; false: uses gradient_average
   const float* rates;
   T* g;
   const T* w;
@@ -232,7 +232,7 @@ void Optimizer::check_gradients(const Tensor* loss) {
 StepState Optimizer::read_state() const {
   check_bound();
   StepState s;
-  // Not the flat parameters' backend: those of fit() do not exist after fit has returned
+  // Not the backend of flat_, since the flat parameters of fit() no longer exist after fit() has returned
   state_.backend().download(&s, state_.raw(), sizeof s);
   return s;
 }

@@ -5,10 +5,10 @@
 
 namespace tandem {
 
-// Runs update(i) over `count` elements at a time: on the host over whole blocks of 64, in which the values of a block
-// (rates, weight decay) are loop invariants, so that the compiler vectorises the loop; an update computes them in
-// begin(block). A device uses one thread per element, so that neighbouring threads read neighbouring elements. A step
-// that must not be applied returns at once.
+// Runs update(i) for `count` elements. On the host these are the 64 elements of a block. The values of a block (rates,
+// weight decay) are then loop invariants, and the compiler vectorises the loop. An update may compute them in
+// begin(block). A device uses one thread per element, so that neighbouring threads read neighbouring elements. Does
+// nothing if the step must not be applied.
 template <class Update, std::int64_t count>
 struct Elements {
   Update update;

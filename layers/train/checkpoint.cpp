@@ -132,14 +132,14 @@ class Opened : public SafetensorsFile {
     s.step -= s.skipped;
     return s;
   }
-  // The texts whose names begin so, by the rest of their names.
+  // The texts whose names have this beginning, by the rest of their names.
   std::map<std::string, std::string> texts(const std::string& beginning) const {
     std::map<std::string, std::string> all;
     for (const auto& [key, value] : metadata())
       if (key.starts_with(beginning)) all[key.substr(beginning.size())] = value;
     return all;
   }
-  // Throws before anything was read when a tensor is not there or of another shape.
+  // Throws UsageError if a tensor is missing or has another shape. It is called before any tensor is read.
   void check(const Named& wanted) const {
     const std::string file = path().string();
     const auto model = metadata().find(std::string(setting) + "--model");

@@ -4,7 +4,7 @@
 //   conv1.weight …                      parameters and running statistics, by their names
 //   optimizer/velocity/conv1.weight …   the optimizer's state
 //   average/conv1.weight …              the moving average, if there is one
-//   strategy/momentum/conv1.weight …    the strategy's state, if it has any; without it in the file, it starts anew
+//   strategy/momentum/conv1.weight …    the strategy's state, if any; if the file lacks it, the initial state stays
 //   metadata                            position, settings, the loss scale of f16, the layout's hash, a checksum of all
 //
 // Random numbers need no state: they are functions of counters. A file is replaced as a whole or not at all. Layers
@@ -77,9 +77,9 @@ Settings surroundings(const Backend& backend);
 // The files of a run: last.safetensors and best.safetensors in a folder.
 class CheckpointFiles {
  public:
-  // folder, resume: as in RunConfig. If resume is "auto" or the folder, the run continues from its last checkpoint, or
-  // else from its best, or begins. writes: this rank writes. Throws UsageError when there is nothing to resume, or the
-  // folder has another run.
+  // folder, resume: as in RunConfig. If resume is "auto" or the folder, the run continues from the last checkpoint in
+  // it, or else from the best, or else begins. writes: this rank writes. Throws UsageError when there is nothing to
+  // resume, or the folder has checkpoints of another run.
   CheckpointFiles(const std::string& folder, const std::string& resume, bool writes);
   // Creates the folder, takes its lock and tries to write, so that an error shows before the training.
   void begin();

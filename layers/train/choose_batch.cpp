@@ -13,7 +13,7 @@ namespace {
 // Measures the gradient's noise after some steps: at the initial weights the gradient is large, and its noise is not
 // representative.
 GradientNoise noise_of(const RunConfig& o, const Dataset& data, Backend& backend, const TuneRequest& request) {
-  constexpr std::int64_t most = 16;  // minibatches, and pictures of one
+  constexpr std::int64_t most = 16;  // minibatches, and pictures in one
   const std::int64_t pictures = std::clamp<std::int64_t>(data.train.count() / most, 2, most);
   auto model = make_model(o.model, data.classes(), data.channels(), data.side());
   FlatParameters flat(*model, backend, o.seed);
@@ -49,7 +49,7 @@ void choose_rate(Tuned& t, const RunConfig& o, const TuneRequest& request) {
     t.schedule = "warmup:" + digits(std::min(5.0, o.epochs / 10.0), 3) + "+" + o.schedule;
 }
 
-// ---- what was predicted, as lines of metrics ------------------------------------------------------------------------
+// ---- the predictions as lines of metrics ----------------------------------------------------------------------------
 MetricFields line_of(const TunedBatch& b) {
   MetricFields line{{"event", "minibatch"}, {"minibatch", b.batch}};
   if (!b.fits()) {

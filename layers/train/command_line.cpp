@@ -10,7 +10,7 @@
 namespace tandem {
 namespace {
 
-[[noreturn]] void end_after_help() {  // 0, or 1 where it could not be printed
+[[noreturn]] void end_after_help() {  // exit status 0, or 1 if the text could not be printed
   std::cout.flush();
   std::exit(std::fflush(stdout) != 0 || std::ferror(stdout) || !std::cout ? 1 : 0);
 }

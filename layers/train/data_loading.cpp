@@ -45,8 +45,8 @@ Pictures normalised(Pictures p, const RunConfig& o) {
   return p;
 }
 
-// Evaluation saves nothing for backward, but within a memory budget its batch is no larger than a rank's in training,
-// and none is made ahead of it.
+// Evaluation saves nothing for backward. With a memory budget its batch is still no larger than a rank's batch in
+// training, and no batch is prefetched.
 LoaderOptions in_order(const RunConfig& o) {
   if (o.memory_budget == 0) return {.batch_per_rank = 500, .dtype = o.dtype, .shuffle = false};
   const int of_a_rank = o.batch_per_rank > 0 ? o.batch_per_rank : std::max(1, o.batch / local_size_from_environment());

@@ -40,10 +40,9 @@ class EpochSums {
   double samples_ = 0;
 };
 
-// Sums over a source, in eval mode, without recording; the model's mode is restored. If fit() runs, a signal to stop
-// ends the evaluation early, unless ranks evaluate together: then they wait for each other in every batch, and all
-// continue to the end.
-// Classes are counted if the outputs are those of all classes, and a sample has one class.
+// Sums over a source, in eval mode, without recording; the model's mode is restored. A signal that stops fit() also
+// ends the evaluation early. together: ranks wait for each other in every batch, so all of them continue to the end,
+// and the samples of each class are not counted. Otherwise they are counted if each sample has one class.
 MetricSums evaluate_sums(Module& model, BatchSource& source, const Task& task, bool together = false);
 
 // Mean loss and accuracy over a source, by task.judged. With a strategy: over the shares of all ranks; all ranks call
@@ -56,9 +55,8 @@ Evaluation evaluate(Module& model, BatchSource& source, Strategy* strategy = nul
                     const Task& task = classification());
 Evaluation mean_of(const MetricSums& s);
 
-// The number of pictures for each pair of a class and a predicted class: i32 [classes, classes]: row = label, column =
-// predicted class, over one epoch of the source, in eval mode and without recording; the model's mode is restored.
-// Empty when the source has no batch.
+// Counts the pictures of an epoch by class and predicted class: i32 [classes, classes], row = label, column = predicted
+// class. In eval mode and without recording; the model's mode is restored. Empty when the source has no batch.
 Tensor confusion_matrix(Module& model, BatchSource& source);
 
 // The loss of a batch. With mixup it is the sum of the two labels' losses, weighted by the batch's proportion.

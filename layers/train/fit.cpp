@@ -36,14 +36,14 @@ FitReport evaluate_only(Module& model, const Task& task, Backend& backend, const
   return report;
 }
 
-// Why the steps of this run cannot be recorded; empty: they can.
+// The reason why the steps of this run cannot be recorded; empty: they can.
 std::string why_eager(const Run& run) {
   if (run.options.accumulate > 1) return "--accumulate makes it of several batches";
   if (run.flat.slice().count > 1) return "the ranks exchange in it what a layer that is cut over them needs";
   return run.strategy.size() > 1 && run.options.sync_batch_norm ? "batch norm exchanges its sums in it" : "";
 }
 
-// The loop.
+// The training loop.
 FitReport train(Run& run) {
   run.begin();
   StepGraph step(run.backend, run.strategy.size() > 1,

@@ -13,7 +13,7 @@ namespace fs = std::filesystem;
 
 void refuse_files(const RunConfig& o) {
   std::error_code none;
-  // The files that this run replaces, and their options. Others may meet: checkpoints go where one was resumed.
+  // The files that this run replaces, with their options. Other names may be equal, as --checkpoint and --resume.
   std::map<fs::path, std::pair<std::string, std::string>> replaced;
   auto check = [&](const std::string& option, const std::string& path, bool replaces) {
     if (path.empty()) return;

@@ -49,7 +49,7 @@ RunConfig parse_options(int argc, char** argv, const std::string& description, c
   if (rank_from_environment() > 0 && !std::freopen("/dev/null", "w", stdout)) fail("/dev/null cannot be opened");
   o.given = parse_command_line(argc, argv, description, specs);
   if (o.momentum == 0) o.nesterov = false;
-  if (o.optimizer != defaults.optimizer) {  // the program's defaults are for its own
+  if (o.optimizer != defaults.optimizer) {  // the program's defaults are for its own optimizer
     if (adaptive(o.optimizer) && !o.given.count("--lr")) o.learning_rate = 1e-3;
     if (adaptive(o.optimizer) && !o.given.count("--weight-decay")) o.weight_decay = o.optimizer == "adamw" ? 1e-2 : 0;
     if (o.optimizer == "rmsprop" && !o.given.count("--momentum")) o.momentum = 0;

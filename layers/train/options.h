@@ -48,7 +48,7 @@ int run_program(int argc, char** argv, const std::function<void()>& body);
 GivenOptions parse_command_line(int argc, char** argv, const std::string& description,
                                 const std::vector<OptionSpec>& specs, std::vector<std::string>* words = nullptr);
 
-// Descriptions of options, each made from one field of a program: its name, its text, and what it may be.
+// Descriptions of options, each made from one field of a program: its name, its text and its valid values.
 //
 //   OptionRows own;
 //   own.number("--ranks", ranks, 1, 1000, "how many train together");

@@ -152,7 +152,7 @@ void Run::plan_memory() {
   std::unique_ptr<Mover> mover;
   if (options.memory_budget > 0) {
     mover = mover_of(options, backend);
-  } else {  // no limit but that of the memory
+  } else {  // the device's memory is the only limit
     o.budget = std::min(backend.memory().left(), SIZE_MAX / 2) + backend.memory().statistics().live_bytes;
     o.swap = SwapMode::recompute;
   }
@@ -186,7 +186,7 @@ void Run::begin_epoch() {
 }
 
 bool Run::next_batch() {
-  counters_->batch({});  // the last batch's memory is given back
+  counters_->batch({});  // frees the memory of the last batch
   return data.train.next(batch);
 }
 
@@ -297,7 +297,7 @@ void Run::evaluate() {
   position.epoch = ended_.epochs - 1;
   epoch.first = std::exchange(epoch.epoch, int(ended_.epochs));
   phase("evaluation", true);
-  if (memory_plan) {  // its memory is that of the batches of training
+  if (memory_plan) {  // frees the training batches, because evaluation needs their memory
     batch = {};
     data.train.rest();
   }
@@ -318,14 +318,14 @@ void Run::evaluate() {
     evaluate_on(data.test, epoch.test_loss, epoch.test_accuracy);
   }
   phase("evaluation", false);
-  if (interrupted_) {  // a resumed run begins with it
+  if (interrupted_) {  // a resumed run begins with this evaluation
     strategy.request_stop();
     stop(asked_why_.empty() ? "another rank was asked to stop" : asked_why_);
   }
 }
 
 void Run::end_epoch() {
-  if (!one_batch) report.epochs.push_back(epoch);  // programs rely on the test accuracy of an epoch
+  if (!one_batch) report.epochs.push_back(epoch);  // one_batch has no test accuracy, which programs read
   position.epoch++;
   position.batch = 0;
   consistent_sums_ = position.running_sums = {};
@@ -413,7 +413,7 @@ std::string Run::fail(std::string message) {
   return message;
 }
 
-// Gives all ranks rank 0's evaluation of the last epoch, where it alone evaluated.
+// Gives all ranks rank 0's evaluation of the last epoch, because other ranks may not have evaluated.
 void Run::share_evaluation() {
   EpochReport none;
   EpochReport& e = report.epochs.empty() ? none : report.epochs.back();

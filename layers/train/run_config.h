@@ -106,8 +106,8 @@ struct OptionSpec {
   bool flag = false;                            // takes no value
   bool repeats = false;                         // may be given again
   std::function<std::string()> value = {};      // the field's value as text
-  // An option that affects what a step computes is a part of the run's identity: one that fit() reads in every run,
-  // others in the runs of programs that have them.
+  // An option that affects what a step computes is a part of the run's identity. fit: in every run, because fit() reads
+  // it. program: in the runs of programs that have the option.
   enum class Decides { nothing, program, fit } decides = Decides::nothing;
 };
 

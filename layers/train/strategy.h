@@ -102,7 +102,7 @@ class Strategy {
 
   // ---- plan ---------------------------------------------------------------------------------------------------------
   // The part of `train` that this rank trains on, with `accumulate` batches per step. Valid as long as the strategy.
-  // By default a share of every batch; where workers have parts, a batch of its part, weighted with its pictures.
+  // By default a share of every batch. If each worker has its own part of the pictures: weighted batches of that part.
   virtual BatchSource& batches(BatchSource& train, int accumulate);
   // Called before the first batch of every epoch. run.done: the steps made before this start of the program.
   virtual void begin_epoch(std::int64_t epoch, const RunPlan& run) { (void)epoch, plan_ = run; }
@@ -120,7 +120,7 @@ class Strategy {
   // May be called on any rank. A strategy for several ranks sends the request to all ranks in an exchange, and then
   // sets stop_ on all of them.
   void request_stop() { stop_requested_ = true; }
-  // The text of every rank, in the order of ranks: of all ranks, or of those that evaluate and save together.
+  // The texts of all ranks, or of those that evaluate and save together, in the order of ranks.
   enum class Among { all, evaluating };
   virtual std::vector<std::string> gather(const std::string& mine, Among = Among::all) { return {mine}; }
   MetricSums sum(const MetricSums& mine, Among among = Among::all);
@@ -159,12 +159,12 @@ class Strategy {
   // If set, emulates a rank of another speed (--pace) by sleeping: called with true when a step has computed its
   // gradients, and with false when the step is over.
   std::function<void(bool computed)> emulation;
-  // After a step or an epoch. Empty, unless this rank must stop since a loss or gradient was not finite: then the rank
-  // on which it was not finite, "" for this one. `state`: of this rank's optimizer.
+  // Called after a step or an epoch. If this rank must stop because a loss or gradient was not finite, returns the rank
+  // where it was not finite ("" for this one), otherwise nothing. `state`: of this rank's optimizer.
   virtual std::optional<std::string> not_finite(const StepState& state) const {
     return state.not_finite == 1 ? std::optional<std::string>("") : std::nullopt;
   }
-  // Makes data of which ranks have different versions equal, for evaluation and checkpoints.
+  // Makes data equal that differs between ranks, for evaluation and checkpoints.
   enum class Shared {
     buffers,   // running statistics of the model, on all ranks
     averages,  // averages of weights over steps (EMA), while the flat parameters contain them, on all ranks
@@ -191,7 +191,7 @@ class Strategy {
   Ranks ranks_;
   RunPlan plan_;
   std::atomic<bool> stop_requested_ = false;
-  bool stop_ = false;  // all ranks know
+  bool stop_ = false;  // set on all ranks
 };
 
 // The value of every rank, in the order of ranks; T{} for a lost rank. All ranks call it (Strategy::gather).
@@ -210,7 +210,7 @@ std::vector<T> gathered(Strategy& strategy, const T& mine, Strategy::Among among
 // file is read, each rank reads its rows.
 //
 // The whole tensor of this shape, in host memory, of which this rank has the slice `mine`; a slice of count 1 is
-// returned as it is. All ranks call it, in the same order. Ranks that do not want the result get an undefined tensor,
+// returned as it is. All ranks call it, in the same order. Ranks with wanted = false get an undefined tensor,
 // and need memory for 4 MiB of each slice at a time. Throws Error when a slice is on no rank, or without a strategy.
 Tensor gather_slices(const Tensor& mine, const Slice& slice, const Shape& whole, Strategy* strategy, bool wanted);
 // After training: every rank gets the whole of each divided parameter, so that the model can be used and exported like

@@ -130,7 +130,7 @@ std::vector<TunedBatch> tune(const RecordedStep& small, const RecordedStep& larg
     row.update = large.update;
     row.least = smallest_budget(row.record, o.means);
     if (row.least <= o.budget) row.choice = choose_memory(row.record, o.budget, o.means);
-    double backward = 0;  // the second half: from the first event that reads a saved tensor
+    double backward = 0;  // seconds from the first event that reads a saved tensor
     int turn = int(row.record.events.size());
     for (const SavedRecord& s : row.record.saved)
       if (s.needed >= 0) turn = std::min(turn, s.needed);

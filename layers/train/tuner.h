@@ -72,8 +72,8 @@ std::size_t peak_kept(const IterationRecord& record);  // bytes, with all tensor
 std::int64_t largest_kept(const RecordedStep& small, const RecordedStep& large, std::size_t budget);
 // One row for each minibatch. Throws UsageError when not even the smallest fits; the message has the budget it needs.
 std::vector<TunedBatch> tune(const RecordedStep& small, const RecordedStep& large, const TunerOptions& options);
-// The row that is fastest per sample, among the rows of at most `cap` samples (0: any). Of rows that differ by less
-// than half a percent it is the smaller minibatch.
+// The row that is fastest per sample, among the rows of at most `cap` samples (0: any). Among rows that differ by less
+// than half a percent, the one with the smaller minibatch.
 const TunedBatch& fastest(const std::vector<TunedBatch>& rows, double cap = 0);
 
 // Seconds of a step at this minibatch under a plan: the median of the last steps. Throws what MemoryPlan throws.

@@ -59,7 +59,7 @@ void layer_norm_is_right() {
     differences.push_back((product(dy, normalised(up, eps).first) - product(dy, normalised(down, eps).first)) /
                           (2 * h));
   }
-  // dx with a·Σdy and b·y·Σ(dy·y) taken off: the right factors are 1/n.
+  // dx with the subtracted terms a·Σdy and b·y·Σ(dy·y): the correct factors are 1/n.
   auto with = [&](double a, double b) {
     auto [y, root] = normalised(x, eps);
     const double sum_dy = product(dy, Numbers(x.size(), 1)), sum_dyy = product(dy, y);

@@ -13,7 +13,7 @@ Numbers gradient(std::size_t n, int step) {
   return g;
 }
 
-// The weights before the first of `steps` steps by the library's optimizer, in double, and after each.
+// The initial weights, and the weights after each of `steps` steps of the library's optimizer, in double.
 std::vector<Numbers> by_library(const Momentum& o, int steps) {
   const auto backend = reference_backend();
   Linear model(5, 4, false);
@@ -32,7 +32,7 @@ std::vector<Numbers> by_library(const Momentum& o, int steps) {
   return all;
 }
 
-// As the student's, with the usual mistakes.
+// A usual mistake in a step; with() computes the weights that result from it.
 struct Slip {
   double decay = 1, share = 1, step = 1;  // factors of the weight decay, of d in the velocity, and of the step
 };
@@ -49,7 +49,7 @@ Numbers with(const Slip& slip, Numbers w, const Momentum& o, int steps) {
   return w;
 }
 
-// Whether all steps are equal to the library's to the bit.
+// Whether all steps are bit-identical to the library's.
 bool steps_are_right() {
   bool to_the_bit = true;
   for (const Momentum& o : {Momentum{0.125, 0, 0, false}, Momentum{0.125, 0.875, 0, false},

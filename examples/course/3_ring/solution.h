@@ -3,7 +3,7 @@
 
 namespace tandem::course {
 
-// n − 1 steps that add: afterwards rank r has the sums of piece r + 1. n − 1 steps that hand the sums on.
+// n − 1 steps add; after them rank r has the complete sums of piece r + 1. The next n − 1 steps pass the sums on.
 inline void ring_all_reduce(Communicator& ranks, std::span<double> x) {
   const int n = ranks.size(), r = ranks.rank(), right = (r + 1) % n, left = (r + n - 1) % n;
   auto piece = [&](int i) {

@@ -84,7 +84,7 @@ void buckets_are_right(Communicator& ranks) {
          "Start a bucket's sum in ready(), or nothing overlaps with backward.");
 }
 
-// Backward of four parts of 10 ms each, and what is left to wait for.
+// Emulates a backward pass of four parts of 10 ms each, and measures the wait for the sums after it.
 void overlap(Communicator& ranks, std::string& remark) {
   Numbers x(400000, 1);
   const auto start = Clock::now();

@@ -3,13 +3,13 @@
 
 namespace tandem::course {
 
-// Σ_r (b_r/B)·∇L_r: each rank's mean counts by its share of the pictures.
+// Σ_r (b_r/B)·∇L_r: the gradient of each rank's mean is weighted with its share of the pictures.
 inline void exchange_gradients(Communicator& ranks, std::span<double> gradient, double mine, double all) {
   for (double& g : gradient) g *= mine / all;
   ranks.all_reduce(buffer(gradient)).wait();
 }
 
-// The same while backward still runs, for gradients that are multiplied by their weight already.
+// Computes the same sums while backward still runs. The gradients are already multiplied by their weights.
 class Buckets {
  public:
   Buckets(Communicator& ranks, std::span<double> gradient, std::size_t size)

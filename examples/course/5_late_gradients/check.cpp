@@ -45,7 +45,7 @@ void shard_is_right() {
                 {after(w2, w0), "pull() has to remember what it sends to the worker."}});
 }
 
-// A rule of the course as one of the library's, for the simulator.
+// Adapts a rule of the course to the library's Rule, for the simulator.
 struct CourseRule : Rule {
   using Body = std::function<void(std::span<double>, std::span<const double>, std::span<const double>, double, double)>;
   explicit CourseRule(Body b) : body(std::move(b)) {}

@@ -10,18 +10,18 @@ inline void delay_compensated(std::span<double> w, std::span<const double> g, st
   not_written();
 }
 
-// A rule of your own. delay: how many other gradients were applied since `sent`.
+// A rule of your own. delay: the number of other gradients that were applied since `sent`.
 inline void own_rule(std::span<double> w, std::span<const double> g, std::span<const double> sent, double rate,
                      double delay) {
   not_written();
 }
 
-// A shard of the server: it holds weights, and what it last sent to each worker.
+// A shard of the server: it holds weights, and for each worker the weights that it last sent to it.
 class Shard {
  public:
   Shard(const Numbers& w, int workers) {}
   Numbers pull(int worker) { not_written(); }
-  // Applies this worker's gradient, delay compensated.
+  // Applies this worker's gradient with delay_compensated().
   void push(int worker, const Numbers& g, double rate, double lambda) { not_written(); }
 };
 

@@ -12,7 +12,7 @@ inline void delay_compensated(std::span<double> w, std::span<const double> g, st
   for (std::size_t i = 0; i < w.size(); i++) w[i] -= rate * (g[i] + lambda * g[i] * g[i] * (w[i] - sent[i]));
 }
 
-// SA-ASGD: the later a gradient, the smaller its step.
+// SA-ASGD: a later gradient makes a smaller step.
 inline void own_rule(std::span<double> w, std::span<const double> g, std::span<const double>, double rate,
                      double delay) {
   asgd(w, g, rate / std::max(1.0, delay));

@@ -9,7 +9,7 @@ namespace {
 
 const Numbers start{3, -1, 2, 0.5};
 
-// The gradient of rank r's batch: of ½Σ a_i(w_i − c_i)², with a and c of its own.
+// The gradient of a rank's loss ½Σ a_i(w_i − c_i)²; a and c differ between ranks.
 double gradient(int rank, int step, std::size_t i, double w) {
   return (1 + 0.5 * std::sin(rank + double(i))) * (w - std::cos(double(rank * 3 + step) + double(i)));
 }
@@ -24,7 +24,7 @@ void take_mean(std::vector<Numbers>& w) {
   }
 }
 
-// One process plays all ranks. offset: the mean is taken after steps s with (s + offset) % H == 0; at_end: and last.
+// Computes all ranks in one process. Takes means after steps s with (s + offset) % H == 0; at_end: also after the last.
 Numbers played(int ranks, int rank, int steps, int H, int offset = 0, bool at_end = true, bool means = true) {
   std::vector<Numbers> w(std::size_t(ranks), start);
   for (int s = 1; s <= steps; s++) {
@@ -97,7 +97,7 @@ void merge_is_right() {
   }
 }
 
-// With H = 1, and with DASO's B = 0, a step is one machine's: that of the mean gradient.
+// With H = 1, and with DASO's B = 0, a step equals that of one machine with the mean gradient.
 void every_step_is_one_machine(Communicator& ranks) {
   const int n = ranks.size(), rank = ranks.rank(), steps = 5;
   Numbers one = start, local = start, daso = start;

@@ -15,7 +15,7 @@ Numbers waves(std::size_t n, double phase) {
   return v;
 }
 
-// One device, by the library.
+// The library's result on one device.
 struct Whole {
   double loss;
   Numbers dx, dw;

@@ -23,7 +23,7 @@ inline SoftmaxRows cut_softmax(Communicator& ranks, const Numbers& z, const Numb
   return rows;
 }
 
-// dw = dzᵀ·x is this rank's alone; dx = Σ dz·w is a sum over all ranks' classes.
+// dw = dzᵀ·x is only of this rank's classes; dx = Σ dz·w is a sum over the classes of all ranks.
 inline CutGradients cut_backward(Communicator& ranks, const Numbers& dz, const Numbers& x, const Numbers& w,
                                  std::size_t F) {
   const std::size_t n = w.size() / F;

@@ -28,7 +28,7 @@ void costs_are_right() {
   check(0, -1, {Fate::swap, 5}, "A negative time: it cannot be computed again.");
 }
 
-// The totals that PyTorch's test of its memory budget has, and the best of all choices of few tensors.
+// Compares with the totals in PyTorch's test of its memory budget, and with the best of all choices of eight tensors.
 void knapsack_is_right() {
   const std::vector<std::size_t> sizes{11, 3, 4, 2};
   for (std::size_t room : {18, 17, 16, 15, 14, 13, 11, 7, 6, 5, 20, 1, 0}) {
@@ -71,7 +71,7 @@ std::vector<bool> by_student(std::span<const std::size_t> bytes, std::span<const
   return keep(kibibytes, Numbers(costs.begin(), costs.end()), room / 1024);
 }
 
-// Eight steps of ResNet-20 on a device that is not there, within a budget.
+// Eight steps of ResNet-20 on a simulated device, within a budget.
 struct Trained {
   MemoryPlan::Measured measured;
   double predicted;

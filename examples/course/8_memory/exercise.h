@@ -9,11 +9,11 @@ struct Cost {
   Fate fate;
   double seconds;
 };
-// free: seconds from its last use to its first use in backward; out, in: of its copies; recompute: of computing it
-// again, negative where that is impossible.
+// free: seconds from the tensor's last use in forward to its first use in backward. out, in: seconds of its copies.
+// recompute: seconds to compute it again; negative: impossible.
 inline Cost cheapest(double free, double out, double in, double recompute) { not_written(); }
 
-// Which tensors to keep: their bytes sum to at most `room`, and their costs, which keeping avoids, to the most.
+// Chooses the tensors to keep: the sum of their bytes is at most `room`, the sum of their costs the largest possible.
 inline std::vector<bool> keep(const std::vector<std::size_t>& bytes, const Numbers& costs, std::size_t room) {
   not_written();
 }

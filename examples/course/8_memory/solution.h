@@ -8,14 +8,14 @@ struct Cost {
   Fate fate;
   double seconds;
 };
-// A swap costs what its two copies take beyond the time in which nobody needs the tensor.
+// A swap costs the time by which its two copies are longer than the time in which the tensor is not needed.
 inline Cost cheapest(double free, double out, double in, double recompute) {
   const double swap = std::max(0.0, out + in - free);
   if (recompute >= 0 && recompute < swap) return {Fate::recompute, recompute};
   return {Fate::swap, swap};
 }
 
-// best[i][r]: the most that the first i tensors save in r bytes. Read backwards, it tells which ones.
+// best[i][r]: the largest cost that is avoided by keeping some of the first i tensors in r bytes.
 inline std::vector<bool> keep(const std::vector<std::size_t>& bytes, const Numbers& costs, std::size_t room) {
   const std::size_t n = bytes.size();
   std::vector<Numbers> best(n + 1, Numbers(room + 1));

@@ -5,8 +5,8 @@
 namespace tandem {
 namespace {
 
-// RunConfig::checkpoint: last.safetensors after every epoch and when the run is stopped or another rank is lost,
-// best.safetensors after an epoch that is better than all before.
+// RunConfig::checkpoint. Writes last.safetensors after every epoch and when the run is stopped or another rank is lost,
+// and best.safetensors after an epoch that is better than all earlier ones.
 class Checkpoints : public Callback {
  public:
   explicit Checkpoints(Run& run) {
@@ -50,7 +50,7 @@ class Checkpoints : public Callback {
     save_checkpoint(run.files.writes() ? file : "", run.training(), run.position, run.settings);
     saved_at_ = run.position.step;
   }
-  std::int64_t saved_at_ = -1;  // the step of last.safetensors, once it is this run's
+  std::int64_t saved_at_ = -1;  // the step of last.safetensors; −1: this run has not written it
 };
 
 }  // namespace

@@ -82,7 +82,7 @@ class Exports : public Callback {
   ImportExportFiles files_;
   Shape picture_;
   std::optional<EventFile> events_;
-  std::vector<std::pair<Module*, Module::ForwardHook>> hooks_;  // the hooks of the model, while this one looks
+  std::vector<std::pair<Module*, Module::ForwardHook>> hooks_;  // the model's own hooks, while watch() replaces them
 };
 
 }  // namespace

@@ -8,8 +8,8 @@
 namespace tandem {
 namespace {
 
-// RunConfig::metrics: a JSON line when the run starts, every log_every steps, after every epoch, for every rank, at
-// the end.
+// RunConfig::metrics. Writes a JSON line when the run starts, every log_every steps and after every epoch, and at the
+// end one for every rank and one for the run.
 class Metrics : public Callback {
  public:
   explicit Metrics(const Run& run)

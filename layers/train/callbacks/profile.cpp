@@ -36,11 +36,11 @@ std::string largest(const std::string& what, const Bytes& by) {
 // RunConfig::profiler. Only rank 0 prints and writes; the other ranks send it their traces.
 class ShowSteps : public Callback {
  public:
-  // Throws UsageError when a file cannot be written, or contains something else: before the training.
+  // Throws UsageError before the training if a file cannot be written, or contains something else.
   explicit ShowSteps(Run& run) : options_(run.options.profiler), memory_of_(run.backend.memory()) {
     if (!run.first_rank)
       options_ = {.dot = {}, .trace = options_.trace, .warm_up = options_.warm_up, .steps = options_.steps};
-    // A short run has fewer steps to spare: at least one is shown, and the first only when there is no other.
+    // A short run shows fewer steps, but at least one. The first step is shown only if there is no other.
     const std::int64_t all = run.last_step - run.position.step;
     options_.steps = std::max<std::int64_t>(1, std::min(options_.steps, all - 1));
     first_ = run.position.step + std::max<std::int64_t>(0, std::min(options_.warm_up, all - options_.steps));
@@ -111,7 +111,7 @@ class ShowSteps : public Callback {
     std::vector<std::string> others;
     if (!options_.trace.empty() && run.strategy.size() > 1) {
       others = run.strategy.gather(run.first_rank ? "" : trace_->events(clock_.ns));
-      std::erase(others, "");  // rank 0's, and those entries of lost ranks
+      std::erase(others, "");  // the entries of rank 0 and of lost ranks
     }
     if (!options_.trace.empty() && run.first_rank)
       current_ >= first_ ? trace_->write(options_.trace, others) : nothing("--trace", options_.trace);
@@ -155,14 +155,14 @@ class ShowSteps : public Callback {
   };
   ProfilerOptions options_;
   CachingAllocator& memory_of_;
-  std::int64_t first_ = 0, current_ = -1;  // of the steps that are shown; the present one
+  std::int64_t first_ = 0, current_ = -1;  // the first step that is shown; the current step
   bool drawn_ = false, evaluated_ = false;
   std::unique_ptr<Follower> follower_;  // of the device, if it is one
   std::optional<Trace> trace_;
   std::optional<OnLane> lane_;
   Strategy::ClockOffset clock_;
-  std::string phases_;       // of the step whose memory is shown: a line each
-  MemoryStatistics after_;   // the last of them
+  std::string phases_;       // a line for each phase of the step whose memory is shown
+  MemoryStatistics after_;   // after the last phase
   Bytes by_op_, by_module_;  // kept for backward
   std::optional<Span> step_;
   std::list<Phase> open_;

@@ -9,12 +9,12 @@
 namespace tandem {
 namespace {
 
-// Ctrl-C, SIGTERM and a terminal that is closed (SIGHUP) ask for a stop at the next step; a second one ends the program
-// at once. Warnings of batch systems do the same, and may be repeated.
+// Ctrl-C (SIGINT), SIGTERM and SIGHUP (the terminal was closed) request a stop after the current step. A second signal
+// ends the program at once. The warning signals of batch systems also request a stop, and may be repeated.
 // Ranks may be threads of one process: a signal stops them all. A program whose training has failed gets some seconds
 // to close its connections and to print the error, because the launcher's SIGTERM arrives at that time.
 std::atomic<int> stop_signal = 0, stopped_by = 0;
-// A signal that comes after this time ends the program; 0: the next one asks for a stop
+// A signal after this time ends the program; 0: the next signal requests a stop
 std::atomic<double> ends_after = 0;
 static_assert(std::atomic<int>::is_always_lock_free && std::atomic<double>::is_always_lock_free,
               "a handler may use them");

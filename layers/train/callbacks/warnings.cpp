@@ -6,8 +6,8 @@
 namespace tandem {
 namespace {
 
-// Whether this is the accuracy of guessing among this number of classes: less than three standard errors above
-// 1/classes. With few pictures this cannot be decided: when these are more than a third of it.
+// Whether the accuracy is that of guessing: less than three standard errors above 1/classes. False with few pictures,
+// where three standard errors are more than a third of 1/classes.
 bool guesses(const MetricSums& trained, std::int64_t classes) {
   if (classes < 2 || trained.samples < 1) return false;
   const double p = 1 / double(classes), error = std::sqrt(p * (1 - p) / trained.samples);
