@@ -54,7 +54,6 @@ class HandshakeListener {
 int connect_with_token(const std::string& address, int port, const std::string& token, int rank, int ranks,
                        double seconds);
 
-// "\x17\x00…": random bytes.
 std::string random_bytes(std::size_t count);
 std::string hmac(const std::string& key, const std::string& text);
 
