@@ -8,7 +8,7 @@
 //   channel->send(server, header, bytes);
 //
 // That a message was sent does not mean that the receiver has applied it; answers confirm that. Threads: one at a time.
-// The callbacks run inside progress(). A callback may call only send() and share() of the channel.
+// The callbacks run inside progress(). A callback must not call progress() or rest().
 #pragma once
 #include <array>
 #include <atomic>
