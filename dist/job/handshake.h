@@ -1,4 +1,4 @@
-// Handshake: both sides of a TCP connection prove to each other that they know the job's token (HMAC-SHA256 over both
+// Handshake: both sides of a TCP connection prove to each other that they have the job's token (HMAC-SHA256 over both
 // sides' random numbers: the token is not sent, and recorded messages cannot be used again). Connections that send
 // something else, or nothing, are closed after a few seconds and do not delay others.
 #pragma once
@@ -34,7 +34,7 @@ class HandshakeListener {
     int rank, ranks;  // as the peer states
     std::string address;
   };
-  // The peers that have proven that they know the token. Waits at most `seconds`; the result is often empty.
+  // The peers that have proven that they have the token. Waits at most `seconds`; the result is often empty.
   std::vector<Accepted> wait(double seconds);
 
  private:

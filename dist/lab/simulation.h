@@ -121,7 +121,7 @@ class Simulation {
   virtual std::vector<std::int64_t> delays() const { return {}; }  // SimulatorReport::delays
   virtual const ShardCounts* counts() const { return nullptr; }    // of a server; null: there is none
 
-  // ---- what methods ask ---------------------------------------------------------------------------------------------
+  // ---- for the methods ----------------------------------------------------------------------------------------------
   int workers() const { return int(machines_.size()); }
   OwnPart* part(int worker) { return machines_[std::size_t(worker)].part.get(); }  // null: draws from all pictures
   bool over() const { return applied_ + computed_ >= batches_; }

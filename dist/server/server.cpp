@@ -59,7 +59,7 @@ void ServerNode::begin(Buffer parameters, Buffer buffers, std::vector<RuleBlock>
   shard_server_ = std::make_unique<ShardServer>(*layout_, *channel_, std::move(blocks));
   if (rank() == 0) worker_->keep_first(parameters, buffers, velocity);
   post([this, leases]() mutable {
-    // A rejoined rank does not know the current owners of the shards.
+    // A rejoined rank must first receive the current owners of the shards.
     if (channel_->incarnation() > 0) return send(*channel_, 0, message::AskOwners{});
     if (coordinator_) {
       coordinator_->begin(workers(), synchronous(), std::move(leases));

@@ -52,7 +52,7 @@ struct Offer : OfShard {       // when an owner is lost, all ranks to its succes
   std::uint64_t has = false, version = 0;
 };
 struct CopyWanted : OfShard {};  // the successor to a rank with the newest copy
-// The reply, and rank 0's initial values for each owner. Bytes: a copy; behind it, to resume training, the velocity.
+// The reply, and rank 0's initial values for each owner. Bytes: a copy; after it, to resume training, the velocity.
 struct Copy : OfShard {
   std::uint64_t version = 0;
   std::int64_t pushes = 0;

@@ -104,7 +104,7 @@ class Worker {
   std::vector<Copy> copies_;                      // by shard
   bool idle_ = false;
   std::uint64_t requests_ = 0, service_ = 0;  // lease requests: the last, and the last that was answered with a lease
-  int leases_ = 0;                            // that are leased and not pushed yet
+  int leases_ = 0;                            // that this worker holds and has not pushed
   bool no_more_ = false;                      // no lease is available now
   void* velocity_into_ = nullptr;
   std::vector<bool> velocity_missing_;  // by shard

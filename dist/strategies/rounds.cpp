@@ -190,7 +190,7 @@ class Rounds : public Replicas {
     Tensor sum, sent;    // whole vectors
     std::vector<Reducer::Pending> pending = {};
     int group = 0;  // the local index of the ranks that exchange
-    // Maxima over all ranks: size() − rank if its step was not finite; 1 if a rank wants to stop
+    // Maxima over all ranks: size() − rank if its step was not finite; 1 if a rank was asked to stop
     float flags[2] = {0, 0};
     bool open = false, under_way = false;  // not merged; not arrived
   };
