@@ -93,8 +93,9 @@ class RoundMethod {
 
 struct RoundRanks {
   std::unique_ptr<Communicator> everybody;
-  // Set if the ranks of a host step together. gradients, host: the ranks of this host. across: those with this rank's
-  // local index, one of each host; the groups of a local index take turns to sum weights over the hosts.
+  // Set if the ranks of a host step together. gradients, host: the ranks of this host (a separate thread uses
+  // `gradients`). across: those with this rank's local index, one of each host; the groups of a local index take turns
+  // to sum weights over the hosts.
   std::unique_ptr<Communicator> gradients = nullptr, host = nullptr, across = nullptr;
 };
 
