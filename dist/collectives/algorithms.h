@@ -46,7 +46,7 @@ Steps all_gather_steps(int rank, int ranks, const Cuts& cuts);
 Steps broadcast_steps(Algorithm algorithm, int rank, int ranks, std::int64_t count, int root);
 Steps barrier_steps(int rank, int ranks);
 
-// The algorithm for up to so many bytes; the last row has no bound. Measured per transport (make bench-network).
+// The algorithm up to this number of bytes; the last row has no bound. Measured per transport (make bench-network).
 struct Choice {
   std::size_t up_to;
   Algorithm algorithm;

@@ -79,7 +79,7 @@ class Work {
     virtual bool advance() = 0;
     // Makes progress until the operation is complete.
     virtual void wait() = 0;
-    // The Work is destroyed before a call of these two has reported the end.
+    // Called if the Work is destroyed before advance() or wait() has reported the end.
     virtual void abandon() noexcept {}
   };
   Work() = default;  // nothing to do
@@ -112,8 +112,7 @@ class Group {
   virtual ~Group() = default;
   int rank, size;
   virtual std::string where(int rank) const = 0;  // "rank 2 on node7"
-  // Call this while waiting for something other than a Work that other ranks depend on. Throws if a rank has failed or
-  // left.
+  // Call this periodically while waiting for something other than a Work. Throws if a rank has failed or left.
   virtual void check() = 0;
   // Fails the communicator and sends the reason to the other ranks: their calls throw this text.
   virtual void fail(int culprit, const std::string& text) = 0;

@@ -50,7 +50,7 @@ class Hierarchy : public QueuedCommunicator {
     const auto me = std::size_t(scatter_->rank());
     return lane_->all_reduce({call.data.at(cuts[me]), cuts[me + 1] - cuts[me], call.data.dtype}, call.combine);
   }
-  // A stage begins when the operation before has begun it.
+  // An operation begins a stage only after the operation before it has begun the same stage.
   bool carry_on() override {
     bool moved = false;
     int before = stages;
@@ -70,7 +70,7 @@ class Hierarchy : public QueuedCommunicator {
     while (!operations_.empty() && operations_.front()->over) operations_.pop_front();
     return moved;
   }
-  void check(Operation&) override {}  // the stages do that
+  void check(Operation&) override {}  // the stages' communicators check
 
   int host_;
   std::unique_ptr<Communicator> base_, lane_, scatter_, gather_;

@@ -10,9 +10,9 @@
 
 namespace tandem {
 
-// base: a communicator of all ranks, with messages. host: equal on ranks that share memory. All hosts must have the
-// same number of ranks; otherwise, and with one rank on each host, returns `base`. With one host returns its node
-// communicator. All ranks call this; it waits for all.
+// base: a communicator of all ranks, with messages. host: equal on ranks that share memory. Returns `base` if the hosts
+// have different numbers of ranks, or one rank each. With one host it returns its node communicator. All ranks call
+// this; it waits for all.
 std::unique_ptr<Communicator> hierarchy(std::unique_ptr<Communicator> base, int host);
 
 }  // namespace tandem

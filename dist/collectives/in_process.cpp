@@ -121,7 +121,7 @@ class InProcessWire : public Wire {
   std::string where(int rank) const override { return Room::name(rank); }
 
   std::unique_ptr<Request> send(int to, const Header& header, const void* data, std::size_t bytes) override {
-    // Outlives the lock
+    // Declared before the lock, because its destructor locks.
     auto pending = std::make_unique<PendingMessage>(room_, true, rank_, to, header, const_cast<void*>(data), bytes);
     std::unique_lock lock(room_->mutex);
     bytes_ += bytes;

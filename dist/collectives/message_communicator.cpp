@@ -86,7 +86,7 @@ class Collective : public OperationQueue::Operation {
   bool carry_on() {
     bool moved = false;
     auto moves = [&] {
-      if (!std::exchange(moved, true)) wire_.report_wait({});  // before progress: the rank may be stopped in it
+      if (!std::exchange(moved, true)) wire_.report_wait({});  // first: this rank may be stopped below
     };
     do {
       while (!out_.under_way.empty() && out_.under_way.front().request->done()) {

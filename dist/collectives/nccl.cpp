@@ -22,8 +22,8 @@ ncclDataType_t type_of(DType dtype) {
 }
 ncclRedOp_t operation_of(Combine combine) { return combine == Combine::sum ? ncclSum : ncclMax; }
 
-// A call is queued on the stream beside the device's own, then completed by the library, then reached by the device. It
-// continues if its Work is abandoned: the device has it.
+// A call is given to the library, which queues it on a stream other than the device's own; then the device executes it.
+// It continues if its Work is abandoned, because the device cannot drop it.
 struct NcclCall : OperationQueue::Operation {
   using Operation::Operation;
   std::vector<Header> headers;  // of this call, by rank: the other ranks must call the same
@@ -141,7 +141,7 @@ class Nccl : public QueuedCommunicator {
       return operations_.size() < before;
     } catch (const CommunicationError&) {
       throw;
-    } catch (const Error& e) {  // of the device
+    } catch (const Error& e) {  // an error of the device
       throw CommunicationError(rank(), where(rank()) + ": " + e.what());
     }
   }
@@ -213,7 +213,7 @@ class Nccl : public QueuedCommunicator {
   NcclOptions options_;
   std::unique_ptr<Queue> stream_;
   ncclComm_t comm_ = nullptr;
-  Clock::time_point since_ = Clock::now();  // when the first call began, or the one before it ended
+  Clock::time_point since_ = Clock::now();  // when the first call in the queue began, or the call before it ended
   std::uint32_t number_ = 0;
   std::uint64_t sent_ = 0;
 };

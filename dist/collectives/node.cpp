@@ -270,7 +270,7 @@ void NodeCommunicator::decide(Collective& o) const {
   }
   if (o.way != Way::undecided) return;
   o.way = same_place ? Way::in_place : Way::slots;
-  o.rounds = 2;  // in place; the second: no rank uses another's memory any more
+  o.rounds = 2;  // in place; after the second no rank uses another's memory
   if (same_place) return;
   std::int64_t longest = o.call.data.count;
   if (o.call.kind == Kind::all_gather) {

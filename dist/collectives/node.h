@@ -1,10 +1,10 @@
 // The ranks of one host: collectives in shared memory. Each rank reduces its share of the elements: it reads the
 // others' memory and writes the result into it, so no byte is sent. Data in memory from allocate() is reduced in place.
-// Other buffers are copied in chunks through slots of 256 KiB. One rank computes each element for all, so all ranks
-// have the same bits.
+// Other buffers are copied in chunks through slots of 256 KiB. Each element is combined in the order of the ranks, so
+// all ranks have the same bits.
 //
-// A collective consists of a few rounds. A round ends when all ranks have arrived. A rank that waits long sleeps on a
-// futex, so that the others can use its core.
+// A collective consists of rounds. A round ends when all ranks have arrived. A rank that waits long sleeps on a futex,
+// so that the others can use its core.
 #pragma once
 #include <memory>
 

@@ -1,5 +1,5 @@
-// Collectives on device memory. Our choice: NCCL over all ranks, on one host and between hosts, if every rank has its
-// own GPU and the same NCCL. Otherwise pinned host memory (staged.h), and rank 0 reports the reason.
+// Collectives on device memory. NCCL connects all ranks of all hosts if every rank has its own GPU and the same NCCL
+// (our choice). Otherwise data passes through pinned host memory (staged.h), and rank 0 prints the reason.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -25,7 +25,7 @@ class DataAndFlags {
   Communicator& data() const { return device_ ? *device_ : *host_; }
   Communicator& flags() const { return flags_ ? *flags_ : *host_; }
   bool on_device() const { return device_ != nullptr; }
-  std::uint64_t sent_bytes() const;  // also valid before the end
+  std::uint64_t sent_bytes() const;  // also valid before end()
 
  private:
   std::shared_ptr<Communicator> host_;

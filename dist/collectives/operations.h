@@ -75,7 +75,7 @@ class OperationQueue {
 class QueuedCommunicator : public Communicator, public OperationQueue {
  protected:
   using Communicator::Communicator;
-  // No notification reaches this thread: not of an event of a device, nor of two sources at once.
+  // Sleeps briefly, because neither an event of a device nor two sources at once can notify this thread.
   void rest() override { std::this_thread::sleep_for(std::chrono::microseconds(20)); }
   void rest_for(Operation& operation) override {
     check(operation);

@@ -119,7 +119,7 @@ class Staged : public QueuedCommunicator {
     }
     if (o.begun == o.chunks) lane.queue.pop_front();
   }
-  // Returns true if a chunk has begun, or was exchanged, or is in the device's memory.
+  // Returns true if a chunk or its exchange has begun, or if its result is in the device's memory.
   bool advance(Lane& lane) {
     bool moved = !lane.queue.empty() && !lane.free.empty(), in_order = true;
     if (moved) begin_next(lane);

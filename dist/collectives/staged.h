@@ -18,8 +18,8 @@ struct StagedOptions {
   double deadline = 300;  // seconds that a copy may last
 };
 
-// `backend` must outlive it. If ranks add in the order of their pieces (a ring of three or more), sums depend on the
-// chunks.
+// `backend` must outlive it. In a ring of three or more ranks, each piece of a chunk is added in its own order, so sums
+// depend on the chunk size.
 std::unique_ptr<Communicator> staged(std::shared_ptr<Communicator> host, Backend& backend,
                                      const StagedOptions& options = {});
 

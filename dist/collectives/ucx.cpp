@@ -96,7 +96,7 @@ Ucx::Ucx(const std::string& interface_address, Use use) {
   setenv("UCX_POSIX_ERROR_HANDLING", "y", 0);
   setenv("UCX_SYSV_ERROR_HANDLING", "y", 0);
   if (use == Use::survives)
-    setenv("UCX_TCP_TX_SEG_SIZE", "64k", 0);  // the copy of a fragment: 8 KiB take 1.6 times as long
+    setenv("UCX_TCP_TX_SEG_SIZE", "64k", 0);  // UCX's buffers for sending; 8 KiB take 1.6 times as long
   const std::vector<int> before = listening_sockets();
   const bool chosen = std::getenv("UCX_TLS"), small = dev_shm_is_small();
   ucs_status_t status = create(*this, interface_address, use, !small);
@@ -235,7 +235,7 @@ class UcxWire : public Wire, private Link {
   void report_wait(const WaitForEdge& edge) override { control_->report_wait(this, edge); }
   bool left(int rank) const override { return control_->gone(rank) || control_->lost(rank); }
   bool works(int rank) const override { return control_->works(rank); }
-  // A lost rank fails only the ranks that need it: this rank ends, but the job need not.
+  // If a rank is lost, only the ranks that need it fail; the job need not end.
   void fail(int culprit, const std::string& text) override {
     if (!control_->lost(culprit)) control_->fail(culprit, text);
   }

@@ -22,10 +22,10 @@ class Ucx : public std::enable_shared_from_this<Ucx> {
   enum class Use : std::uint8_t {
     all,
     memory,  // shared memory of one host: no port is opened
-    // Transports that tolerate the loss of a peer. Not shared memory: a rank that is killed or stopped while it writes
-    // a message into another rank's memory blocks all further messages to that rank, from any rank. And no sends from
-    // the caller's memory: UCX 1.13 over TCP ends the process by an assertion if such a send to a lost peer is in
-    // progress.
+    // Transports that tolerate the loss of a peer. Shared memory is excluded: a rank that is killed or stopped while it
+    // writes a message into another rank's memory blocks all further messages to that rank, from any rank. Sends from
+    // the caller's memory are excluded too: UCX 1.13 over TCP ends the process by an assertion if such a send to a lost
+    // peer is in progress.
     survives
   };
   // interface_address: of this host. UCX uses that interface (and RDMA devices), unless UCX_NET_DEVICES is set.
@@ -54,7 +54,7 @@ class Ucx : public std::enable_shared_from_this<Ucx> {
 
  private:
   std::vector<int> ports_;  // on which UCX listens
-  bool warned_ = false;     // that they are open
+  bool warned_ = false;     // a warning that they are open was printed
 };
 
 }  // namespace tandem

@@ -88,7 +88,7 @@ class Wire {
   virtual std::vector<int> survivors() = 0;  // after a failure: the ranks that still reach each other
 
  private:
-  virtual int last_in_line(int waits_for) = 0;  // culprit() of the current edges of all ranks; may have left
+  virtual int last_in_line(int waits_for) = 0;  // culprit() of the current edges of all ranks; that rank may have left
 };
 
 // The basis of a communicator with messages; messages_under() throws for other communicators.

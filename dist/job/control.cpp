@@ -284,7 +284,7 @@ void Control::wait_for_events(double seconds) {
   while (polled[0].revents && read(wake_pipe_[0], bytes, sizeof bytes) > 0) {}
 }
 
-// Sends what the other threads have ordered. True: this thread must end.
+// Sends the messages that other threads have queued. True: this thread must end.
 bool Control::carry_out_orders() {
   std::vector<Message> orders;
   bool end;
@@ -465,7 +465,7 @@ void Control::readmit(const HandshakeListener::Accepted& accepted) {
                        .generation = generation() + 1,
                        .content = slots_[r].record.text()};
   if (peers_[r].fd >= 0) close(peers_[r].fd);
-  peers_[r].fd = -1;  // the membership that it receives contains its rejoin
+  peers_[r].fd = -1;  // send_all() skips it: its membership contains the rejoin
   send_all(change);
   put_first(accepted.connection);
   peers_[r] = {.fd = accepted.connection, .received_at = now()};

@@ -62,7 +62,7 @@ class Control {
   bool given_up() const {  // rank 0 has given this rank up
     return failed_.load(std::memory_order_acquire) && goes_on() && culprit_ == rank_;
   }
-  // it has sent a good-bye
+  // The rank has sent a good-bye.
   bool gone(int rank) const { return gone_[std::size_t(rank)].load(std::memory_order_acquire); }
   bool lost(int rank) const;  // in a job that continues: it was lost at some time after this rank joined
   // Several communicators of a rank may wait at the same time; `who` identifies one of them.
@@ -102,7 +102,7 @@ class Control {
     double since = 0;     // when this state began
   };
   void wake_thread();
-  void wake_all();  // this and the next two: call with the lock held
+  void wake_all();  // this and the next five: call with the lock held
   bool was_lost(int rank) const;
   void set_failed(int culprit, const std::string& text);
   void set_wait(int rank, const Wait& wait);
@@ -134,7 +134,7 @@ class Control {
   const int rank_;
   const Membership membership_;
   const Deadlines deadlines_;
-  std::vector<MemberSlot> slots_;  // the current slots, at rank 0; this and the following: used by the thread only
+  std::vector<MemberSlot> slots_;  // the current slots, at rank 0; this and the next five: used by the thread only
   std::vector<Peer> peers_;
   std::unique_ptr<RendezvousListener> listener_;
   const Survivors find_survivors_;

@@ -14,10 +14,10 @@ struct Place {
   int rank = 0, size = 1;
   int local_rank = -1, local_size = -1;  // on this host; −1: not set by the launcher
   std::string master = {};               // host of rank 0; empty: not set by the launcher
-  int port = 0;                          // 0: any port
+  int port = 0;                          // of rank 0; 0: not set by the launcher
   std::string job = {};  // the same for all ranks of a job on a host, and different for other jobs there
-  // True if all ranks are known to be on this host. Then rank 0 chooses a port, and the others find it by the job's
-  // name.
+  // True if all ranks are known to be on this host. Without TANDEM_TOKEN they then use a local socket that is named
+  // after `job` (rendezvous.h).
   bool one_host() const;
 };
 

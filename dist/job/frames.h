@@ -13,7 +13,7 @@ namespace tandem {
 class FrameWriter {
  public:
   void put(const std::string& bytes);
-  // Sends as much as the kernel accepts now. Drops all on a broken connection, which the reader detects.
+  // Sends as much as the kernel accepts now. If the connection is broken, drops all frames; the reader reports the end.
   void flush(int connection);
   bool empty() const { return queue_.empty(); }
 
@@ -36,8 +36,7 @@ class FrameReader {
   std::size_t longest_;
 };
 
-// One frame, before a FrameWriter uses the connection. They throw Error if the peer is gone or the
-// time runs out.
+// One frame, before a FrameWriter uses the connection. Both throw Error if the peer is gone or the time runs out.
 void send_frame(int connection, const std::string& bytes, double seconds);
 std::string receive_frame(int connection, double seconds);
 

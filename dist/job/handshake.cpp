@@ -70,7 +70,7 @@ bool of_another_user(int connection) {
          (getsockopt(connection, SOL_SOCKET, SO_PEERCRED, &peer, &peer_size) != 0 || peer.uid != geteuid());
 }
 
-// A connected socket. −1: there is none, for the reason `why`.
+// Returns a connected socket, or −1 with the reason in `why`.
 int connected(const void* address, socklen_t length, double until, std::string& why) {
   const auto* a = static_cast<const sockaddr*>(address);
   const int fd = socket(a->sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -87,7 +87,7 @@ int connected(const void* address, socklen_t length, double until, std::string& 
   return -1;
 }
 
-// A socket that is bound to the address. −1: errno has the reason.
+// Returns a socket that is bound to the address, or −1 with the reason in errno.
 int bound(const void* address, socklen_t length) {
   const auto* a = static_cast<const sockaddr*>(address);
   const int on = 1, off = 0, s = socket(a->sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);

@@ -1,4 +1,4 @@
-// Handshake: both sides of a TCP connection prove to each other that they know the job's token (HMAC-SHA256 over both
+// Handshake: both sides of a TCP connection prove to each other that they have the job's token (HMAC-SHA256 over both
 // sides' random numbers: the token is not sent, and recorded messages cannot be used again). Connections that send
 // something else, or nothing, are closed after a few seconds and do not delay others.
 #pragma once
@@ -34,7 +34,7 @@ class HandshakeListener {
     int rank, ranks;  // as the peer states
     std::string address;
   };
-  // The peers that have proven that they know the token. Waits at most `seconds`; the result is often empty.
+  // The peers that have proven that they have the token. Waits at most `seconds`; the result is often empty.
   std::vector<Accepted> wait(double seconds);
 
  private:
@@ -54,7 +54,6 @@ class HandshakeListener {
 int connect_with_token(const std::string& address, int port, const std::string& token, int rank, int ranks,
                        double seconds);
 
-// "\x17\x00…": random bytes.
 std::string random_bytes(std::size_t count);
 std::string hmac(const std::string& key, const std::string& text);
 

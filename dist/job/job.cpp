@@ -49,9 +49,9 @@ std::string emulated_host(const Variables& variables, int rank, int size) {
 // connections. After a failure the rank opens its port. Each pair of ranks connects with the handshake of the
 // rendezvous; the rank with the larger number connects. This also works if rank 0 has failed or the network is split.
 //
-// Returns the ranks that are connected with this one in either direction, and itself, in order. listener: of the port
-// in this rank's address record, with the token; it is opened now. It ends as soon as all ranks that are not known to
-// be lost were found, and after 2 seconds at the latest.
+// Returns the ranks that are connected with this one in either direction, and itself, in order. listener: has the port
+// of this rank's address record, and the token; this call opens it. The search ends when all ranks that are not known
+// to be lost were found, and after 2 seconds at the latest.
 std::vector<int> surviving_ranks(int rank, HandshakeListener& listener, const std::string& token,
                                  const std::vector<MemberSlot>& members, const std::vector<bool>& lost) {
   const double until = now() + 2;
@@ -61,8 +61,7 @@ std::vector<int> surviving_ranks(int rank, HandshakeListener& listener, const st
   std::atomic<bool> over{false};
   listener.open();
 
-  // Between two ranks, the one with the larger number connects. The other may notice the failure later, or may have
-  // ended.
+  // Retries until then: the other rank may notice the failure later, or may have ended.
   std::vector<std::thread> connecting;
   for (int r = 0; r < rank; r++)
     connecting.emplace_back([&, r] {

@@ -63,7 +63,7 @@ class Job {
   const bool goes_on_;
   std::vector<int> hosts_{0};  // by rank
   std::shared_ptr<Control> control_;
-  // the channel's, in a job that continues without lost ranks: the address record contains its address
+  // The channel's UCX worker, in a job that continues without lost ranks. The address record contains its address.
   std::shared_ptr<Ucx> ucx_;
 };
 

@@ -1,6 +1,6 @@
 // Membership: which process is at which rank, in a job that continues when a rank is lost. The slot of a lost rank is
 // empty until a new process rejoins as this rank. The incarnation number distinguishes the processes of a rank. An
-// address record contains what other ranks need to connect to a rank. All of them travel as text, which is MessagePack.
+// address record contains what other ranks need to connect to a rank. All of them are sent as texts, in MessagePack.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -67,7 +67,7 @@ struct ControlMessage {
 std::string bundle(const std::vector<std::string>& texts);
 std::vector<std::string> unbundle(const std::string& bundled);
 
-// Compares two texts by lines: the first line that differs, of both.
+// Returns the first line that differs between two texts, from both: "x and y".
 std::string first_difference(const std::string& a, const std::string& b);
 
 }  // namespace tandem

@@ -18,9 +18,9 @@
 namespace tandem {
 namespace {
 
-// The name of the local socket on which the ranks of this user's job meet. Containers may share a network namespace and
-// use the same numbers for processes and jobs. So only ranks in the same process namespace meet there. TANDEM_JOB does
-// not need this: tandem-run draws it at random, and each of its ranks may be in its own container.
+// The name of the local socket for the rendezvous of this user's job. Containers may share a network namespace and use
+// the same numbers for processes and jobs, so the name contains the process namespace. TANDEM_JOB does not need this:
+// tandem-run draws it at random, and each of its ranks may be in its own container.
 std::string local_name(const std::string& job) {
   std::string name = std::to_string(geteuid()) + " " + job;
   std::error_code none;

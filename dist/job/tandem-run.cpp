@@ -2,9 +2,9 @@
 //
 // Every line that a rank prints begins with [rank@host]; the same error of several ranks is shown once. When a rank
 // fails, the others are ended within five seconds, and the last line names the rank that failed first and how it
-// failed. Nothing is left behind. With a parameter server, once all ranks have met, only a failure of rank 0, or a
-// usage error (status 2) of any rank, ends the job, unless --on-failure stop is given: the others continue without a
-// failed rank, which may be restarted.
+// failed. Nothing is left behind. With a parameter server, after the rendezvous, only a failure of rank 0, or a usage
+// error (status 2) of any rank, ends the job, unless --on-failure stop is given: the others continue without a failed
+// rank, which may be restarted.
 #include <fcntl.h>
 #include <poll.h>
 #include <sched.h>
@@ -46,7 +46,7 @@ struct Command {
   std::string host_list, host_file;
   std::vector<Host> hosts;  // from one of these three; {"", n}: this host
   std::string ssh = "ssh", pace, slow;
-  int port = 0, servers = -1, restarts = 0;  // of those that are not given
+  int port = 0, servers = -1, restarts = 0;  // the values if they are not given
   std::string on_failure;                    // stop or continue; empty: the strategy's default
   bool check = false;
   std::vector<std::string> program;
@@ -169,7 +169,7 @@ struct Rank {
   double ended = 0;
   bool failed() const { return !running && status != 0; }
   int code() const { return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status); }
-  bool early = false;                  // it failed before all ranks had met
+  bool early = false;                  // it failed before the rendezvous was complete
   bool stopped_by(int signal) const {  // this signal, sent to it, has ended it
     return signal && code() == 128 + signal;
   }
@@ -178,7 +178,7 @@ struct Rank {
     return failed() && WIFEXITED(status) && code() != 2 && rank != number &&
            last.find("rank " + std::to_string(rank) + " on ") != std::string::npos;
   }
-  // Its failure ends the job: its options, which all ranks have, are wrong; or not all ranks had met; or it is rank 0.
+  // Its failure ends the job: the options of all ranks are wrong, the rendezvous was not complete, or it is rank 0.
   bool ends_all() const { return failed() && (number == 0 || early || code() == 2); }
   std::string how() const {
     if (WIFSIGNALED(status)) return std::string("was killed by SIG") + sigabbrev_np(WTERMSIG(status));
@@ -229,7 +229,7 @@ class Launch {
       if (goes_on_ && !stop_at && !kill_at) go_on_without_the_lost();
       const bool any =
           std::ranges::any_of(ranks_, [&](const Rank& r) { return ends_job(r) && !r.stopped_by(passed_on); });
-      // Waits a moment: the cause of this failure may be seen later, and the ranks may still print messages about it.
+      // Waits a moment: the cause of this failure may appear later, and the ranks may still print messages about it.
       if (any && c_.on_failure != "continue" && !stop_at) stop_at = now() + 0.5;
       // When rank 0 has ended, the job ends: a rank that was just restarted would not find rank 0.
       if (goes_on_ && !ranks_[0].running && !ranks_[0].failed() && !stop_at) stop_at = now() + 5;
@@ -276,8 +276,7 @@ class Launch {
     if (c_.restarts > 0 && !goes_on_)
       refuse("--restart ", c_.restarts,
              ": only in a job of a parameter server can a rank come back (--strategy ddc-asgd)");
-    // Only the rendezvous on a local socket shows when all have joined. With the others, rank 0 reports the missing
-    // ranks.
+    // Only a rendezvous on a local socket shows when all ranks have joined. Otherwise rank 0 reports the missing ranks.
     begun_ = !goes_on_ || !here_only() || !variable("TANDEM_TOKEN").empty();
     // The ranks inherit these, also over ssh. The token can be given, because a user who restarts a rank by hand on
     // another host needs it.
@@ -405,8 +404,8 @@ class Launch {
   // In a job of a parameter server: reports failed ranks, and restarts them.
   void go_on_without_the_lost() {
     for (Rank& r : ranks_) {
-      // Waits a moment: it may have failed because rank 0 has failed. If it names rank 0 as the cause, it waits longer:
-      // the other ranks would report the same within that time.
+      // Waits a moment, because a failure of rank 0 may be the cause. If the rank names rank 0 as the cause, waits
+      // longer: the other ranks would report the same within that time.
       const double moment = r.attributes_to(0) ? Deadlines::from().silence : 0.2;
       if (!r.failed() || ends_job(r) || asked || ranks_[0].failed() || now() < r.ended + moment) continue;
       const bool again = r.restarts < c_.restarts && ranks_[0].running;
@@ -492,7 +491,7 @@ class Launch {
       if (r.running) names += (names.empty() ? "rank " : ", rank ") + std::to_string(r.number) + " on " + r.host;
     return names;
   }
-  void kill_all(bool reports) {  // reports: says that they were asked to stop and did not
+  void kill_all(bool reports) {  // reports: names the ranks that were asked to stop and did not
     if (reports && !std::exchange(reported_kill_, true) && !running().empty())
       std::fprintf(stderr, "tandem-run: 30 s after they were asked to stop, these still run and are killed: %s\n",
                    running().c_str());
@@ -528,7 +527,7 @@ class Launch {
   std::vector<Rank> ranks_;
   std::string job_;
   bool goes_on_ = false;  // the job continues without lost ranks other than 0
-  bool begun_ = false;    // all ranks have met, as far as this process can see
+  bool begun_ = false;    // the rendezvous is complete, as far as this process can detect
   double drained_at_ = 0;
 };
 

@@ -1,9 +1,9 @@
 #!/bin/sh
-# sh dist/lab/defaults.sh [STRATEGY…]: LeNet-5 on Fashion-MNIST, 4 epochs on 4 ranks of this host, at the program's default rate and
-# each strategy's default constants: a table of the test accuracy and the seconds, of the strategies that are named, or of all. Where a
-# strategy prints a note that names other options, it is run with these, too. Exit status 1 where one ends at 85 % or below, also with
-# what its note names. Ranks count as two hosts where a strategy is for several.
-# OPTIONS: for every run, as in OPTIONS=--deterministic. dist/lab/DEFAULTS.md holds its results.
+# sh dist/lab/defaults.sh [STRATEGY…]: trains LeNet-5 on Fashion-MNIST for 4 epochs on 4 ranks of this host, at the program's default
+# rate and each strategy's default constants. Prints a table of test accuracy and seconds for the named strategies, or for all. If a
+# strategy prints a note that names other options, it is also run with these. The exit status is 1 if the last run of a strategy ends at
+# 85 % or below. Ranks count as two hosts if a strategy is for several.
+# OPTIONS: options of every run, as in OPTIONS=--deterministic. dist/lab/DEFAULTS.md holds the results.
 set -u
 build=${BUILD:-build}
 [ $# -gt 0 ] || set -- all-reduce all-reduce:wire=bf16 all-reduce:wire=topk:0.01 all-reduce:wire=powersgd:2 \

@@ -21,7 +21,7 @@ from concurrent import futures
 SIMULATE = pathlib.Path(__file__).resolve().parents[2] / os.environ.get("BUILD", "build") / "simulate"
 # A run. strategy: its text with its constants filled in; final: measured on test pictures, else on held-out ones.
 Trial = collections.namedtuple("Trial", "strategy workers cluster rate momentum epochs seed final")
-Cell = collections.namedtuple("Cell", "strategy workers cluster")  # what a search is for
+Cell = collections.namedtuple("Cell", "strategy workers cluster")  # each has its own search
 # Each field of a plan and its default. A value must have the type of the default. The simulator checks its own ranges.
 FIELDS = {
     "title": "", "data_set": "fashion-mnist", "model": "lenet5", "dtype": "f32", "augment": False,
@@ -30,7 +30,7 @@ FIELDS = {
     "rates": [0.0], "momenta": [0.9, 0.7, 0.5, 0.0], "search": 12, "tuning_epochs": 1, "tuning_seeds": 3,
     "tuning_seed": 1001, "finalists": 3, "seeds": 5}
 CLUSTER_FIELDS = {"name": "", "shape": 100.0, "slow_share": 0.0, "slow_factor": 1.0, "latency": 0.0, "bandwidth": 0.0}
-KINDS = {  # by the type of the default: what is expected, and whether a value is that
+KINDS = {  # by the type of the default: the expected value in words, and a test of it
     str: ("a text", lambda v: type(v) is str and v),
     bool: ("true or false", lambda v: type(v) is bool),
     int: ("a whole number from 1", lambda v: type(v) is int and v >= 1),
@@ -39,7 +39,7 @@ KINDS = {  # by the type of the default: what is expected, and whether a value i
 
 
 class Refused(Exception):
-    """What is wrong, where, and what to do."""
+    """An error for the user: what is wrong, where, and what to do."""
 
 
 def require(good, why):
@@ -48,7 +48,7 @@ def require(good, why):
 
 
 def simulate(*words):
-    """What build/simulate prints as JSON; "why": why it refuses (empty: it does not)."""
+    """Runs build/simulate and returns its JSON. "why": the reason of a refusal; empty: there is none."""
     require(SIMULATE.exists(), f"{SIMULATE}: is not there: make builds it")
     run = subprocess.run([SIMULATE, "--json", *map(str, words)], capture_output=True, text=True)
     if run.returncode:
@@ -58,12 +58,12 @@ def simulate(*words):
 
 @functools.cache
 def dry_run(strategy, workers, dtype="f32"):
-    """Also "momentum": whether the strategy's rule keeps one."""
+    """The JSON of --dry-run, with "momentum": whether the strategy's rule keeps one."""
     return simulate("--dry-run", "--strategy", strategy, "--workers", workers, "--dtype", dtype)
 
 
 class Strategy:
-    """One of a plan. Values in braces are searched: "ringmaster:R={2,4}+asgd:clip={1,4}"; in "local-sgd:{4,8}", H's."""
+    """A plan's strategy. Values in braces are searched: "ringmaster:R={2,4}+asgd:clip={1,4}"; "local-sgd:{4,8}": H."""
 
     def __init__(self, text, require=require):
         self.text, found = text, re.findall(r"([\w-]*)=?\{([^}]*)\}", text)
@@ -82,7 +82,7 @@ class Strategy:
         return re.sub(r"\{[^}]*\}", lambda _: f"{next(values):.6g}", self.text)
 
     def values(self, indices):
-        """Of the constants. A list goes on geometrically at both ends; None: there is no further value."""
+        """The values of the constants. A list continues geometrically at both ends; None: there is no further value."""
         return [self.value(*constant, i) for constant, i in zip(self.constants, indices)]
 
     def value(self, name, values, i):
@@ -127,7 +127,7 @@ class Plan:
         require(good, f'{self.path}:{line}: "{name}" {why}')
 
     def checked(self, given, fields, required, owner):
-        """The fields and their defaults."""
+        """Checks the given fields. Returns them with the defaults of the others."""
         for name, value in given.items():
             self.require(name, name in fields, f"is not a field of {owner}")
             listed = type(fields[name]) is list
@@ -142,7 +142,7 @@ class Plan:
         return fields | given
 
     def check_ranges(self, given):
-        """Refuses what types and the simulator do not see."""
+        """Refuses values that neither their types nor the simulator exclude."""
         p, need, first = self, self.require, self.rates[0]
         powers = [math.log2(rate / first) if rate > 0 < first else 0.5 for rate in p.rates]
         need("rates", all(abs(x - round(x)) < 1e-6 for x in powers), f"must be above 0, {first:g} times a power of two")
@@ -207,7 +207,7 @@ class Plan:
 
 
 def exact(value):
-    """The shortest text of a number, as std::to_chars has it: headers of results hold it."""
+    """The shortest text of a number, as std::to_chars writes it; for the headers of results."""
     texts = (f"{value:.{digits}{form}}" for form in "fe" for digits in range(18))
     return min((text for text in texts if float(text) == value), key=len)
 
@@ -217,7 +217,7 @@ def slow_workers(cluster, workers):
 
 
 class Results(dict):
-    """{trial: outcome} of the lines of PLAN.jsonl. What is behind the last line feed was cut off, and holds no run."""
+    """{trial: outcome} of the lines of PLAN.jsonl. Text after the last line feed was cut off and is no run."""
 
     def __init__(self, plan):
         self.plan, self.path = plan, plan.path.with_suffix(".jsonl")
@@ -237,7 +237,7 @@ class Results(dict):
                 raise Refused(f"{self.path}:{at}: is damaged ({damage}): restore the line, or remove that of a run")
 
     def add(self, row):
-        """A line. Raises Refused for a header of other conditions or data, and for a run that cannot be."""
+        """Adds a line. Raises Refused for a header with other conditions or data, and for an impossible run."""
         if self.header and "experiment" not in row:
             trial = Trial(*(row[name] for name in Trial._fields))
             require(trial not in self, "is a second line of its run: remove one")
@@ -252,7 +252,7 @@ class Results(dict):
         self.header = row | {"data": data}
 
     def carry_out(self, jobs, run):
-        """Runs what is missing, `jobs` at a time, by run(trial); each is a line of the file as soon as it ends."""
+        """Runs the missing trials by run(trial), `jobs` at a time. Writes each to the file as soon as it ends."""
         running, failure = {}, None
         with open(self.path, "a") as file, futures.ThreadPoolExecutor(jobs) as pool:
             try:
@@ -269,7 +269,7 @@ class Results(dict):
                     break
                 for future in futures.wait(running, return_when=futures.FIRST_COMPLETED).done:
                     trial = running.pop(future)
-                    if future.exception():  # the other runs under way end, and are kept
+                    if future.exception():  # the other runs in progress end, and are kept
                         failure = failure or future.exception()
                         continue
                     row = future.result()
@@ -283,7 +283,7 @@ class Results(dict):
 
 
 def outcome_of(row):
-    """The row with its accuracy and its evaluations as triples. Raises Refused for values that cannot be."""
+    """The row with its accuracy and its evaluations as triples. Raises Refused for impossible values."""
     diverged = {"ok": False, "diverged": True}[row["status"]]
     accuracy = 0 if diverged else row["test" if row["final"] else "validation"]
     evaluations = list(zip(*(row["evaluations"][name] for name in ("epoch", "seconds", "accuracy")), strict=True))
@@ -296,7 +296,7 @@ def outcome_of(row):
 
 
 class Search:
-    """The search of a cell, replayed over the results. missing: what is to be run next; runs: final ones, by seed.
+    """The search of a cell, replayed over the results. missing: the trials to run next; runs: the final ones, by seed.
     A point is a power of two for the rate, the index of the momentum, and the index of each constant."""
 
     def __init__(self, plan, results, cell):
@@ -324,13 +324,13 @@ class Search:
                      self.momenta[point[1]], plan.tuning_epochs, plan.tuning_seed + more, False)
 
     def score(self, trial):
-        """−1: it diverged; up to 1: its accuracy; above 1, by the plan's choice: the sooner at the target, the more."""
+        """−1: the run diverged; up to 1: its accuracy; above 1, by time: the earlier at the target, the higher."""
         outcome = self.results[trial]
         seconds = time_to(self.plan.target, outcome) if self.plan.by_time else None
         return -1 if outcome["diverged"] else outcome["accuracy"] if seconds is None else 1 + 1 / (1 + seconds)
 
     def neighbours(self, point):
-        """Those that were not tried and may be."""
+        """The neighbours that were not tried and are valid."""
         for axis, by in itertools.product(range(len(point)), (1, -1)):
             near = [*point[:axis], point[axis] + by, *point[axis + 1:]]
             if not 0 <= near[1] < len(self.momenta) or None in self.cell.strategy.values(near[2:]):
@@ -377,7 +377,7 @@ def time_to(target, outcome):
 
 
 def measured(run, target):
-    """(points of accuracy, what is to be said of it), and the same for the seconds to the target, of a final run."""
+    """For a final run: (accuracy in points, a note on it), and (seconds to the target, a note on them)."""
     seconds, gone = time_to(target, run), "diverged" if run["diverged"] else ""
     early = "at the first evaluation" if run["evaluations"] and run["evaluations"][0][2] >= target else ""
     return ((None, gone) if gone else (100 * run["accuracy"], ""),
@@ -395,7 +395,7 @@ def half_interval(values):
 
 
 def mean_text(values, form, note, paired=False, change=float):
-    """The mean ± its standard error, or where values are of pairs [its 95 % t-interval], and a note in parentheses."""
+    """The mean ± its standard error, or for paired values [its 95 % t-interval], and a note in parentheses."""
     mean, error = statistics.fmean(values or [0]), standard_error(values)
     text = form % change(mean) if values else "–"
     if len(values) > 1 and paired:
@@ -411,7 +411,7 @@ def counted(n, what):
 
 
 class Report:
-    """The tables of an experiment as Markdown, its figures, and how far it is."""
+    """The tables of an experiment as Markdown, its figures, and its progress."""
 
     def __init__(self, plan, results):
         self.plan, self.results, self.workers = plan, results, sorted(plan.workers)
@@ -420,7 +420,7 @@ class Report:
     def tables(self):
         p, (first, *others), target = self.plan, self.plan.strategies, f"{100 * self.plan.target:.4g} %"
         where = " where the target was reached, or at the end" if p.by_time else ""
-        kinds = [  # whether it is wanted, its title, its rows, and the text of a cell
+        kinds = [  # for each table: whether it is wanted, its title, its rows, and the text of a cell
             (True, f"test accuracy in %{where}, mean ± standard error over seeds (what was chosen)", p.strategies,
              lambda s: f"{self.mean(s, 0, '%.2f')} ({s.chosen_text})" + "†" * s.edge),
             (not p.by_time, f"points that {first.text} is better by, paired by seed [95 % t-interval]", others,
@@ -441,7 +441,7 @@ class Report:
         return text + "\n† A neighbour of what was chosen was not tried within the budget.\n" * edge
 
     def table(self, cluster, title, strategies, entry):
-        """A row for each strategy that has final runs. None has: no table."""
+        """A row for each strategy that has final runs; empty if none has."""
         head = ["workers", *map(str, self.workers)]
         rows = [[s.text, *(self.searches[s, k, cluster] for k in self.workers)] for s in strategies]
         rows = [[name, *(entry(s) if s.runs else "–" for s in row)] for name, *row in rows if any(s.runs for s in row)]
@@ -456,7 +456,7 @@ class Report:
         return mean_text(search.values(which), form, ", ".join(note))
 
     def paired(self, search, which, form, scale, back=float):
-        """The difference from the first strategy's runs with the same seeds, where nothing is to be said of the two."""
+        """The difference from the first strategy's runs with the same seeds, where neither run has a note."""
         base, planned = self.searches[search.cell._replace(strategy=self.plan.strategies[0])].runs, self.plan.seeds
         pairs = [(*base[seed][which], *run[which]) for seed, run in search.runs.items() if seed in base]
         values = [scale(b) - scale(a) for a, said, b, said_too in pairs if not said and not said_too]
@@ -464,8 +464,8 @@ class Report:
         return mean_text(values, form, note, True, back)
 
     def figures(self, folder):
-        """NAME-CLUSTER.svg over the numbers of workers, with standard errors: test accuracy, or, of a plan that chooses
-        by time, the time to the target."""
+        """NAME-CLUSTER.svg over the numbers of workers, with standard errors: test accuracy or, if the plan chooses by
+        time, the time to the target."""
         from matplotlib import pyplot
         plan, folder = self.plan, pathlib.Path(folder)
         shown = f"virtual seconds to {100 * plan.target:.4g} %" if plan.by_time else "test accuracy in %"
@@ -505,7 +505,7 @@ class Report:
 
 
 def contradiction(results, trial, again):
-    """What of a row that was run again contradicts the results; empty: nothing. PLAN.md says what may differ."""
+    """How a row that was run again contradicts the results; empty: it does not. PLAN.md has the allowed differences."""
     was = results[trial]
     bits = was["made_by"] == again["made_by"] and "-dirty" not in was["made_by"]
     cpus = [re.sub(r"^[^,]*(, git [^,]*)?", "", outcome["made_by"]) for outcome in (was, again)]

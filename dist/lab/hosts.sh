@@ -1,16 +1,16 @@
 #!/bin/sh
-# dist/lab/hosts.sh HOSTS RATE -- COMMAND…: lays out HOSTS hosts on this machine and runs COMMAND once on each, as one rank of a
-# job; RATE is what each host's interface gives (1gbit, 200mbit, none). A host is a set of namespaces: its own name, its own
-# network and its own shared memory, joined to the others by a bridge.
+# dist/lab/hosts.sh HOSTS RATE -- COMMAND…: emulates HOSTS hosts on this machine and runs COMMAND once on each, as one rank of a
+# job. RATE limits each host's interface (1gbit, 200mbit, none). A host is a set of namespaces: its own name, its own network and
+# its own shared memory. A bridge connects the hosts.
 #
-#   RANKS=2          so many ranks on each host (default 1)
-#   COUNTERS=FILE    afterwards, a line for each host: its name, and the bytes that left and entered its interface
-#   DELAY=10         milliseconds that each packet takes, one way
+#   RANKS=2          number of ranks on each host (default 1)
+#   COUNTERS=FILE    written at the end: a line for each host, with its name and the bytes that its interface sent and received
+#   DELAY=10         delay of each packet in milliseconds, one way
 #   CUT=1:3          after 3 seconds host 1 is cut off
 #   LAUNCHER=1       COMMAND runs once, on host 0, and reaches the others by `$HOSTS_SSH host1 COMMAND` (for tandem-run -H
 #                    host0:1,host1:1 --ssh "$HOSTS_SSH", or mpirun with plm_rsh_agent)
 #
-# Exits with the status of the first host that fails. Needs root, ip and tc; without these rights: exit status 77, and why.
+# Exits with the status of the first rank that fails. Needs root, ip and tc; without them it prints the reason and exits with 77.
 set -u
 [ $# -ge 4 ] && [ "$3" = -- ] || { echo "usage: $0 HOSTS RATE -- COMMAND…" >&2; exit 2; }
 hosts=$1 rate=$2
@@ -44,7 +44,7 @@ ip link add "$bridge" type bridge 2>"$there/why" && ip link set "$bridge" up 2>>
 cat /etc/hosts >"$there/hosts"
 for i in $every_host; do echo "$net.$((i + 1)) host$i" >>"$there/hosts"; done
 
-# Each host is held by a process that only sleeps.
+# A sleeping process keeps the namespaces of each host.
 for i in $every_host; do
   unshare --net --uts --ipc --mount sh -c "
     hostname host$i && mount -t tmpfs tmpfs /dev/shm && mount --bind '$there/hosts' /etc/hosts &&
@@ -108,7 +108,7 @@ else
     running="$running $!"
     pids="$pids $!"
   done
-  # The first failure, in the order of ranks, decides.
+  # The exit status is that of the first failed rank, in the order of ranks.
   for one in $running; do
     wait "$one"
     got=$?

@@ -26,7 +26,7 @@ HOSTS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "hosts.sh")
 
 
 class Failed(Exception):
-    """A run that came to nothing; the others are made."""
+    """This run failed; the others are made."""
 
 
 def refuse(text):
@@ -36,7 +36,7 @@ def refuse(text):
 
 # ---- Links and the model ---------------------------------------------------------------------------------------------
 def bytes_per_second(link):
-    """Of a rate as tc names it; raises ValueError."""
+    """The bytes per second of a rate in tc's notation; raises ValueError."""
     if link == "none":
         return math.inf
     rate = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([gmk])bit", link)
@@ -46,7 +46,7 @@ def bytes_per_second(link):
 
 
 def overlap_of(strategy):
-    """o and b."""
+    """o and b of the prediction."""
     backward = 2 / 3  # of a step: two products for each one forward
     for words, overlap in ((("naive",), (0, 1)), (("daso", "cocod", "stream="), (1, 0)),
                            (("local-sgd", "outer", "easgd"), (0, 1)), (("all-reduce",), (backward, 0))):
@@ -61,8 +61,8 @@ def predicted_seconds(unlimited, link):
 
 
 def steps_between(all_reduce, link, share=0.05):
-    """How many steps between two exchanges of all weights (a strategy's H) make waiting at most `share` of the time,
-    where all_reduce is its run without a limit: it exchanges the weights' size in every step."""
+    """The steps between two exchanges of all weights (a strategy's H) with which waiting takes at most `share` of the
+    time. all_reduce: its run without a limit, in which each step exchanges as many bytes as the weights have."""
     steps = max(1, all_reduce["steps"])
     exchange, step = all_reduce["bytes"] / steps / bytes_per_second(link), all_reduce["seconds"] / steps
     return max(1, math.ceil(exchange * (1 - share) / (share * step))) if step else 1
@@ -77,7 +77,7 @@ def setup_of(chosen):
 
 
 def run(command, settings, output):
-    """The exit status. A signal ends the command, which clears up, and then this program."""
+    """Returns the command's exit status. A signal ends the command, which cleans up, and then this program."""
     child, came = None, []
 
     def end(number, _):
@@ -87,10 +87,10 @@ def run(command, settings, output):
 
     before = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     for number, handler in before.items():
-        signal.signal(number, end if handler != signal.SIG_IGN else handler)  # nohup stays what it is
+        signal.signal(number, end if handler != signal.SIG_IGN else handler)  # under nohup it stays ignored
     child = subprocess.Popen(command, env=os.environ | settings, stdout=output, stderr=subprocess.STDOUT,
                              start_new_session=True)
-    if came:  # before there was a child
+    if came:  # a signal arrived before the child was started
         child.terminate()
     status = child.wait()
     for number, handler in before.items():

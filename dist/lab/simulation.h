@@ -114,14 +114,14 @@ class Simulation {
  protected:
   // ---- what follows a worker's step: a method changes its state only in these calls ---------------------------------
   virtual double way_there() const { return 0; }      // seconds from the end of a worker's gradient to its arrival
-  virtual bool begin() { return false; }              // starts the workers; false: all are to start
+  virtual bool begin() { return false; }              // starts the workers; false: run() starts all
   virtual void arrived(int worker) = 0;               // a gradient has arrived
   virtual void visited(int worker) { (void)worker; }  // the visit that visit() scheduled
   virtual const Tensor& weights() = 0;                // the weights to evaluate
   virtual std::vector<std::int64_t> delays() const { return {}; }  // SimulatorReport::delays
   virtual const ShardCounts* counts() const { return nullptr; }    // of a server; null: there is none
 
-  // ---- what methods ask ---------------------------------------------------------------------------------------------
+  // ---- for the methods ----------------------------------------------------------------------------------------------
   int workers() const { return int(machines_.size()); }
   OwnPart* part(int worker) { return machines_[std::size_t(worker)].part.get(); }  // null: draws from all pictures
   bool over() const { return applied_ + computed_ >= batches_; }
@@ -177,7 +177,7 @@ class Simulation {
     for (std::int64_t i = 0; i < buffers_.numel(); i++) all[i] += share * (after[i] - before[i]);
     return true;
   }
-  // Of this worker in a sum that is divided by their number: n·p_i with parts, else 1.
+  // The weight of this worker in a sum that is divided by the number of workers n: n·p_i with parts, else 1.
   double weight(int worker) { return part(worker) ? workers() * part(worker)->weight() : 1; }
 
   // Records the delay of the gradient that was computed last, before it is pushed.
@@ -197,13 +197,13 @@ class Simulation {
     active_ -= m.left;
     if (!m.left) begin_step(worker, at);
   }
-  // Also if no batch is left.
+  // The same, also if no batch is left.
   void begin_step(int worker, double at) {
     Machine& m = machines_[std::size_t(worker)];
     m.buffers.copy_from(buffers_);
     events_.push({at + steps_.step_time(worker, m.steps++, run_.options.seed) + way_there(), worker, false});
   }
-  // Its batch is trained once more.
+  // The worker's batch will be trained again.
   void again(int worker) { leases_.again(std::exchange(machines_[std::size_t(worker)].lease, none)); }
   void visit(int worker, double at) { events_.push({at, worker, true}); }
 

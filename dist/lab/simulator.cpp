@@ -92,7 +92,7 @@ class ByServers : public Simulation {
 };
 
 // ---- workers that make their own steps ------------------------------------------------------------------------------
-// What workers send and how they use its sum is that of a RoundMethod (rounds.h). Running statistics are averaged step
+// A RoundMethod (rounds.h) determines what workers send and how they use the sum. Running statistics are averaged step
 // by step, as under the other methods.
 class OwnSteps : public Simulation {
  protected:
@@ -105,7 +105,7 @@ class OwnSteps : public Simulation {
   }
   struct Worker {
     Tensor x, velocity;
-    Tensor sent = {};  // x as it was sent for the sum in flight, if it travels while the worker goes on
+    Tensor sent = {};  // x as it was sent for the sum in flight, if the worker continues meanwhile
     std::shared_ptr<RoundMethod> method = nullptr;
     std::int64_t made = 0;
     bool waits = false;
@@ -253,7 +253,7 @@ class OwnEpochs : public OwnSteps {
       sum_.fill(0);
       for (Worker& w : workers_) {
         again = w.method->end({}).again;
-        Exchanged e{.x = w.x, .sum = theta_};  // as a place for what this worker sends
+        Exchanged e{.x = w.x, .sum = theta_};  // theta_ receives what this worker sends
         w.method->send(e);
         add_into(sum_, theta_);
       }

@@ -24,12 +24,13 @@ struct VirtualCluster {
 
 struct SimulatorOptions {
   // As --strategy: "ddc-asgd", "ssp:3", … (dist/server/asynchrony.h), or "all-reduce", or local-sgd:H,
-  // post-local-sgd:H, cocod-sgd:H, easgd:H and outer:H=…, whose workers make H local steps between two exchanges.
+  // post-local-sgd:H, cocod-sgd:H, easgd:H and outer:H=…, whose workers make H local steps between two exchanges, or
+  // fedavg, fedprox, scaffold and fednova (federated.h).
   std::string strategy = "ddc-asgd";
   std::shared_ptr<const Rule> rule = {};  // the user's own rule, instead of that of an asynchronous strategy
   VirtualCluster cluster = {};
   int epochs = 1;          // of all workers together
-  Schedule schedule = {};  // by pictures applied, as on the server
+  Schedule schedule = {};  // by batches applied, as on the server
   std::uint64_t seed = 1;
   std::string metrics = {};  // file for JSON lines in the format of fit(); seconds are virtual
   bool progress = true;      // prints a line per epoch on stderr
@@ -66,8 +67,8 @@ struct SimulatorReport {
 // Throws UsageError for an unknown strategy or unknown slow workers; takes no time.
 void check_simulation(const SimulatorOptions& options);
 
-// Trains. Afterwards the model holds the servers' weights. A worker needs as many vectors as its rule keeps for it, 1
-// to 3. Throws UsageError as check_simulation() does, and for more workers than fit in memory.
+// Trains. Afterwards the model holds the servers' weights. A worker needs 1 to 3 vectors as long as the weights, or up
+// to 8 under federated.h. Throws UsageError as check_simulation() does, and for more workers than fit in memory.
 SimulatorReport simulate(Module& model, const Loss& loss, const SGDOptions& sgd, Backend& backend, const FitData& data,
                          const SimulatorOptions& options);
 

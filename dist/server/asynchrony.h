@@ -22,8 +22,8 @@ struct Asynchrony {
     // The mean of the pushes that have arrived is one update. A later push is part of the next update. Elastic and
     // decoupled DiLoCo have a quorum and a grace time; this server implementation is ours.
     quorum,
-    // No worker waits. A push that is `bound` or more updates late is dropped. `batch` pushes make one step with their
-    // mean.
+    // The last three: no worker waits. A push that is `bound` or more updates late is dropped. `batch` pushes make one
+    // step with their mean.
     ringmaster,  // ringmaster:R=4, R is the bound (Maranjyan et al., arXiv 2501.16168)
     // fedbuff:B=4, B is the batch; each push is multiplied by 1/√(1 + τ) (Nguyen et al. 2021; factor from a secondary
     // source)
@@ -56,14 +56,14 @@ struct ServerOptions {
   Asynchrony how = {};
   int servers = 0;  // the last `servers` ranks only serve; 0: all ranks train and serve
   double momentum = 0.9;
-  // The learning rate after so many pushes were applied to a shard. (Not samples: an epoch's smaller last batch is a
-  // step too.)
+  // The learning rate after this number of pushes was applied to a shard. It counts no samples, because an epoch's
+  // smaller last batch is a step too.
   std::function<double(std::int64_t pushes)> learning_rate = {};
   DType wire = DType::f32;   // type of gradients; bf16 halves the bytes
   double snapshots = 10;     // minimum seconds between two snapshots; 0: none
   std::uint64_t memory = 0;  // bytes that this rank has for snapshots; 0: unknown
   bool record = false;       // record the order of events
-  // Where workers have pictures of their own: which are lost with one, "its 600 pictures, of classes 0, 4"
+  // If workers have pictures of their own: those that are lost with a worker, "its 600 pictures, of classes 0, 4"
   std::function<std::string(int worker)> data_of = {};
 };
 

@@ -8,7 +8,7 @@
 //   channel->send(server, header, bytes);
 //
 // That a message was sent does not mean that the receiver has applied it; answers confirm that. Threads: one at a time.
-// The callbacks run inside progress(). A callback may call only send() and share() of the channel.
+// The callbacks run inside progress(). A callback must not call progress() or rest().
 #pragma once
 #include <array>
 #include <atomic>
@@ -33,7 +33,7 @@ struct Receiver {
   std::function<std::optional<std::span<std::byte>>(int from, const MessageHeader& header, std::size_t bytes)> place;
   std::function<void(int from, const MessageHeader& header, std::span<std::byte> bytes)> arrived;
   // Called instead of `place` and `arrived`: the bytes are the sender's memory, which it got from share(). It is
-  // reachable as long as this channel lives, also after the sender is lost.
+  // reachable until this channel is destroyed, also after the sender is lost.
   std::function<void(int from, const MessageHeader& header, std::span<std::byte> bytes)> shared = {};
   // A rank is lost and the job continues without it. No message of it arrives after this call, and unfinished sends to
   // it count as done. All ranks receive losses and returns in the same order. Without this callback the job fails when

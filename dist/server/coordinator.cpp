@@ -100,8 +100,8 @@ void Coordinator::hand_out() {
     may_want += of(m).lives && !of(m).left;
     wait += of(m).waits;
   }
-  // Workers that make a step together draw their leases together: the batches of a step are then the same as on one
-  // machine that makes all of them.
+  // With bsp all workers of a step draw their leases at the same time, so the batches of a step are the same as on one
+  // machine.
   if (synchronous_ && wait < may_want) return;
   const auto reply = [&](int m, std::int64_t lease, std::int64_t count) {
     send(channel_, m, message::LeaseIs{of(m).request, lease, count, leases_done()});
@@ -143,7 +143,7 @@ void Coordinator::count_byes() {
 
 // ---- losses and rejoins ---------------------------------------------------------------------------------------------
 void Coordinator::lost(int rank, double now) {
-  const double before = of(rank).lost_at;  // if set, it was lost again while it rejoined: it is away since then
+  const double before = of(rank).lost_at;  // if set: it was lost before, and has done no lease since
   of(rank) = {.lives = false, .lost_at = before > 0 ? before : now};
   changed_ = now;
   if (begun_) {

@@ -30,7 +30,7 @@ class Coordinator {
   // speed.
   bool done(std::int64_t lease, double now, double waited = 0);
   void again(std::int64_t lease, double now);  // its push was dropped
-  void leaves(int worker);                     // draws no more leases; its unfinished ones are drawn again
+  void leaves(int worker);                     // draws no more leases; its unfinished ones are given to others
   void stop();
   void says_bye(int rank);
   void lost(int rank, double now), returned(int rank);

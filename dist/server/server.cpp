@@ -59,7 +59,7 @@ void ServerNode::begin(Buffer parameters, Buffer buffers, std::vector<RuleBlock>
   shard_server_ = std::make_unique<ShardServer>(*layout_, *channel_, std::move(blocks));
   if (rank() == 0) worker_->keep_first(parameters, buffers, velocity);
   post([this, leases]() mutable {
-    // A rejoined rank does not know the current owners of the shards.
+    // A rejoined rank must first receive the current owners of the shards.
     if (channel_->incarnation() > 0) return send(*channel_, 0, message::AskOwners{});
     if (coordinator_) {
       coordinator_->begin(workers(), synchronous(), std::move(leases));
@@ -265,7 +265,7 @@ void ServerNode::run() {
   }
 }
 
-// Only until the run is over: after that it is normal that ranks leave.
+// Notifies until the run is over; after that it is normal that ranks leave.
 void ServerNode::notify(const std::string& what) const {
   if (coordinator_ && notify_ && !over()) notify_(what);
 }
@@ -347,7 +347,7 @@ void ServerNode::answered(const message::Answer& answer, std::span<std::byte> by
                           .correct = taken ? x.sums.correct : 0,
                           .samples = taken ? x.sums.samples : 0,
                           .waited = quorum() ? now() - pushed_at_ : 0};
-    coordinator_ ? done(rank(), d) : send(*channel_, 0, d);  // called directly: it is counted when pull() returns
+    coordinator_ ? done(rank(), d) : send(*channel_, 0, d);  // called directly: pull() returns after the count
   }
   change([&] {
     waiting_ = false;
@@ -373,8 +373,8 @@ void ServerNode::done(int worker, const message::Done& d) {
 }
 
 // ---- losses and returns ---------------------------------------------------------------------------------------------
-// They wait, like messages about shards, until this rank has begun. The messages of a lost rank are deleted: it may
-// rejoin, and would receive answers to the requests of its previous process.
+// Losses and returns are deferred, like messages about shards, until this rank is ready. The messages of a lost rank
+// are deleted: it may rejoin, and would receive answers to the requests of its previous process.
 void ServerNode::lost(int rank) {
   std::erase_if(deferred_, [&](const auto& d) { return d.first == rank; });
   const auto handle = [this, rank, generation = channel_->generation(), living = channel_->living()] {
@@ -472,7 +472,7 @@ void ServerNode::handle(int from, const Message& message, std::span<std::byte> b
                  [&](const Offer& m) { shard_server_->offered(from, m); },
                  [&](const Copy& m) {
                    shard_server_->copied(from, m, bytes);
-                   handle_deferred();  // of this shard
+                   handle_deferred();  // requests for this shard may be among them
                  },
 
                  [&](const Answer& m) { answered(m, bytes); },

@@ -4,8 +4,8 @@
 //
 // A server node is one rank: a server, a worker, or both. Its one thread, the member's, sends and receives the
 // messages, passes each to the object that handles it, and applies the pushes. The training thread calls the public
-// functions, which post commands to the member's thread and wait for their results. So its evaluation never delays a
-// shard.
+// functions, which post commands to the member's thread and wait for their results. So an evaluation in the training
+// thread never delays a shard.
 //
 //   ServerNode node(std::move(channel));
 //   node.begin(weights, statistics, blocks, options, leases);
@@ -22,11 +22,11 @@
 // whole. An answer contains one version of a shard. Ranks of one host read gradients in place and write answers in
 // place.
 //
-// When a rank is lost, the others continue. Its leases are drawn again. Its shard moves to the next server, which asks
-// all ranks for the newest copy that any of them received. Unanswered pushes are sent again; the table that belongs to
-// the copy shows whether the copy already contains them. So a push that was confirmed to a live worker is applied
-// exactly once. The rule's vectors (velocities) come from a snapshot that owners send to their successors every few
-// seconds, in at most a tenth of the time. Later changes of them are lost.
+// When a rank is lost, the others continue. Its leases are given to other workers. Its shard moves to the next server,
+// which asks all ranks for the newest copy that any of them received. Unanswered pushes are sent again; the table that
+// belongs to the copy shows whether the copy already contains them. So a push that was confirmed to a live worker is
+// applied exactly once. The rule's vectors (velocities) come from a snapshot that owners send to their successors every
+// few seconds, in at most a tenth of the time. Later changes of them are lost.
 #pragma once
 #include <atomic>
 #include <condition_variable>
@@ -92,22 +92,22 @@ class ServerNode {
   // Waits for the next step of this worker. Nothing: the run is over. A rank that only serves stays in this call. It
   // polls asked_to_stop and calls stop() if that is true.
   std::optional<std::int64_t> lease(const std::function<bool()>& asked_to_stop = {});
-  // Consecutive leases under the number of the one that is not pushed yet (WorkLeases); 0: none is drawn.
+  // The number of consecutive leases that this worker holds under one number and has not pushed (WorkLeases); 0: none.
   std::int64_t lease_count() const { return holds_ ? holds_->count : 0; }
   // The lease that lease() will return, if it is known; does not wait
   std::optional<std::int64_t> next_lease() const {
     return locked([&] { return lease_of(next_lease_); });
   }
   // The range [begin, end) of the next pushed gradient is final and must stay unchanged until pull(). It is sent now.
-  // If the gradient is not pushed, the next call of ask(), push() or finish() discards the range.
+  // If ask() or finish() is called instead of push(), the range is discarded.
   void push_part(Buffer gradient, Range part);
-  // push_part() is useful: an owner does not reach this rank's memory
+  // True if push_part() sends: an owner does not reach this rank's memory, or gradients are sent as bf16.
   bool pushes_parts() const { return pushes_parts_; }
   // Pushes for the lease that was drawn last. buffers: the running statistics after its batches.
   void push(Buffer gradient, Buffer buffers, std::int64_t samples, const MetricSums& sums);
   void ask();  // requests the weights without a push
-  // The answer to the last push, to ask() or to begin(). True if all owners took the gradient. False if it was not
-  // finite, if with bsp another gradient of the same step was not finite, or if it was too late for an owner (Verdict).
+  // Waits for the answer to the last push, to ask() or to begin(). False if the gradient was not finite, if with bsp
+  // another gradient of the same step was not finite, or if it was too late for the first shard (Verdict).
   bool pull(Buffer parameters, Buffer buffers);
   // Stops this worker. Its unfinished leases are given to other workers. The run ends when all workers have stopped.
   void leave();
@@ -122,7 +122,7 @@ class ServerNode {
   MetricSums trained() {
     return locked([&] { return std::exchange(sums_, {}); });
   }
-  // The leases that all workers have done. Rank 0 knows the exact number, other ranks that of their last lease.
+  // The leases that all workers have done: exact at rank 0, elsewhere as of rank 0's last reply.
   std::int64_t leases_done() const { return leases_done_; }
   // Writes the velocity of all shards at rank 0, for checkpoints (rank 0's, if each worker has its own). False if the
   // rule keeps none.
@@ -189,7 +189,7 @@ class ServerNode {
   const double deadline_, patience_;
   const Notify notify_;
 
-  std::unique_ptr<ServerLayout> layout_;  // it and the next three: created by begin()
+  std::unique_ptr<ServerLayout> layout_;  // this and the next two: created by begin()
   std::unique_ptr<Worker> worker_;
   std::unique_ptr<ShardServer> shard_server_;
   std::unique_ptr<Coordinator> coordinator_;  // at rank 0, from the beginning
@@ -208,7 +208,7 @@ class ServerNode {
   double next_look_ = 0, next_snapshot_ = 0, snapshot_began_ = 0;
   Waits reported_wait_;
   double looked_at_ = 0;  // when the training thread was last found waiting
-  bool warned_ = false;   // of the current standstill
+  bool warned_ = false;   // a warning was printed for the current standstill
 
   // Used by the training thread.
   std::optional<message::LeaseIs> holds_;  // until it is pushed
@@ -224,7 +224,7 @@ class ServerNode {
   std::atomic<bool> pushes_parts_{false};  // Worker::sends_parts(), at the last answer
   bool waiting_ = true;                    // for an answer; begin() requests the first
   bool velocity_here_ = false;
-  bool over_ = false, ended_ = false;  // as reported by rank 0, and the next two
+  bool over_ = false, ended_ = false;  // these and the next two: as reported by rank 0
   std::atomic<bool> stopped_{false};
   std::atomic<std::int64_t> leases_done_{0};
   bool end_ = false;  // this object is being destroyed

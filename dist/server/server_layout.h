@@ -24,7 +24,7 @@ struct ServerLayout {
   const std::int64_t parameters, buffers;  // elements; buffers: padded to a multiple of 64
   std::vector<std::int64_t> cuts;          // shard s has [cuts[s], cuts[s + 1])
 
-  std::vector<int> owner;  // of each shard; changes when one is lost. Used by the member's thread only
+  std::vector<int> owner;  // of each shard; changes when an owner is lost. Used by the member's thread only
 
   int workers() const { return ranks - options.servers; }  // the first ranks
   int shards() const { return int(cuts.size()) - 1; }

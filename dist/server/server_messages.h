@@ -17,7 +17,7 @@
 namespace tandem {
 namespace message {
 
-// A "copy" of a shard is its weights, and behind them for each worker its last exchange that is contained in them.
+// A "copy" of a shard is its weights, followed by the number of each worker's last exchange that they contain.
 
 struct OfShard {
   std::uint64_t shard = 0;
@@ -34,7 +34,7 @@ struct Push : OfExchange {
   std::int64_t samples = 0;
 };
 struct Pull : OfExchange {};  // requests the weights without a push
-struct Idle : OfExchange {    // whether a push follows that exchange for now
+struct Idle : OfExchange {    // whether the worker can push after that exchange
   Pause pause = Pause::idle;
 };
 // ---- the owner of a shard to a worker -------------------------------------------------------------------------------
@@ -52,7 +52,7 @@ struct Offer : OfShard {       // when an owner is lost, all ranks to its succes
   std::uint64_t has = false, version = 0;
 };
 struct CopyWanted : OfShard {};  // the successor to a rank with the newest copy
-// The reply, and rank 0's initial values for each owner. Bytes: a copy; behind it, to resume training, the velocity.
+// The reply, and rank 0's initial values for each owner. Bytes: a copy; after it, to resume training, the velocity.
 struct Copy : OfShard {
   std::uint64_t version = 0;
   std::int64_t pushes = 0;

@@ -61,7 +61,7 @@ std::int64_t Shard::push(int worker, const Tensor& gradient, double learning_rat
                     version_,
                     int(workers_.size()),
                     last_ ? last_->learning_rate : learning_rate};
-  // With `into` in blocks that stay in a core's cache, so that the copy of the weights needs no further pass.
+  // With `into` the push works in blocks that stay in a core's cache, so the copy of the weights needs no further pass.
   dispatch_wide(values_.dtype(), "a shard", [&]<class T> {
     const RuleVectors<T> all = vectors<T>(w, gradient);
     T* out = into ? Tensor(*into).write<T>() : nullptr;

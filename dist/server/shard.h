@@ -43,7 +43,7 @@ class Shard {
     return own.defined() ? own : velocity_;
   }
   void go_on_with(const Tensor& velocity);  // velocity: as returned by velocity(0)
-  // Continues another shard, whose values this shard has; no gradient is late from now on.
+  // Continues another shard, whose values this shard has. Sets all delays to 0.
   void go_on_at(std::uint64_t version);
   void forget(int worker);  // a new process has this number: resets its state
 

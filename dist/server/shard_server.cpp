@@ -33,7 +33,7 @@ const ShardService* ShardServer::first() const {
 }
 
 // ---- pushes and pulls -----------------------------------------------------------------------------------------------
-// False: it belongs to an abandoned push. Its worker has continued with a higher number.
+// False: the exchange was abandoned. Its worker has continued with a higher number.
 bool ShardServer::begins(Client& c, ExchangeId exchange) {
   if (exchange > c.exchange) {
     c.exchange = exchange;

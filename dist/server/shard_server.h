@@ -65,7 +65,7 @@ class ShardServer {
     std::vector<Client> clients;
     bool taking_over = false;
     std::map<int, message::Offer> offers;  // some may arrive before this rank has received the loss
-    int copy_from = -1;                    // the rank whose copy is the shard's beginning
+    int copy_from = -1;                    // the rank whose copy the shard begins with; −1: not chosen
     std::vector<std::byte> snapshot;       // the last one that arrived
   };
   Held& held(std::uint64_t s) { return shards_[s]; }

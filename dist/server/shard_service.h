@@ -1,6 +1,6 @@
 // ShardService: a shard at its owner. It records each worker's pushes, applies each push once, and decides which
-// workers receive the weights. So it enforces how far workers may be apart. It has no network code: server.h sends
-// and receives.
+// workers receive the weights. So it enforces how far workers may be apart. It has no network code: shard_server.h
+// sends and receives.
 //
 // With a quorum each shard decides by itself whose pushes make a step, so the sets of workers may differ between
 // shards. A worker that was late for one shard waits there for the next step. It reports to the other shards that it
@@ -31,7 +31,7 @@ using ExchangeId = std::uint64_t;
 enum class Verdict : std::uint8_t { taken, dropped, left_out, refused };
 
 // What a worker reports after a push. waits: for other shards, and cannot push. answered: by all, so it may push again.
-// idle: it has no lease. They follow in this order, so a message that arrives again, late, changes nothing.
+// idle: it has no lease. Reports on one push are sent in this order, so a late repeated message changes nothing.
 enum class Pause : std::uint8_t { none, waits, answered, idle };
 
 struct ShardCounts {
@@ -62,9 +62,9 @@ class ShardService {
   ShardService(const Rule& rule, const Tensor& first, std::vector<RuleBlock> blocks, int workers,
                ServerOptions options);
 
-  // A whole push has arrived; the gradient must stay unchanged until the worker is answered. A
-  // repeated exchange is ignored. samples = 0: the worker reports that the gradient is not finite. into: memory
-  // for the answer, valid until the worker's next exchange.
+  // A whole push has arrived. The gradient must stay unchanged until the worker is answered. A repeated exchange is
+  // ignored. samples = 0: the worker reports that the gradient is not finite. into: memory for the answer, valid until
+  // the worker's next exchange.
   void push(int worker, ExchangeId exchange, const Tensor& gradient, std::int64_t samples, const Tensor& into);
   // Requests the weights without a push. Answered between two steps, so that the last weights contain all pushes.
   void pull(int worker, ExchangeId exchange, const Tensor& into);

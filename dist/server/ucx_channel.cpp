@@ -18,8 +18,8 @@ namespace {
 
 struct Envelope {
   std::uint64_t nonce, from, incarnation;
-  std::uint64_t message, first, whole;  // its number at this sender; the offset of this fragment; its bytes
-  std::uint64_t block, offset;          // of bytes in the sender's shared memory, which are not sent; block none: sent
+  std::uint64_t message, first, whole;  // the message's number at its sender; the fragment's offset; all bytes
+  std::uint64_t block, offset;          // of bytes that stay in the sender's shared memory; block none: they are sent
   MessageHeader header;
 };
 constexpr std::uint64_t none = UINT64_MAX;
@@ -39,7 +39,7 @@ class UcxChannel : public Channel, private Link {
     handler(channel_id, arrived, this);
   }
   ~UcxChannel() override {
-    // Their memory may be freed now.
+    // The memory of messages in progress may be freed after this.
     for (Incoming& a : receiving_) give_up(a.request, a.from);
     for (Sending& s : sending_) abandon(s);
     hang_up_all(std::uncaught_exceptions() == 0);

@@ -49,7 +49,7 @@ class WorkLeases {
     int worker;
     std::int64_t count;  // leases
   };
-  // nothing: it is not drawn, or done
+  // Nothing: the lease is not drawn, or done.
   std::optional<Held> held(std::int64_t lease) const {
     const auto found = held_by_.find(lease);
     return found == held_by_.end() ? std::nullopt : std::optional(found->second);
@@ -60,12 +60,12 @@ class WorkLeases {
     if (found) done_ += found.mapped().count;
     return !found.empty();
   }
-  // Its push was dropped: it is drawn again.
+  // The push of this lease was dropped: the lease is drawn again.
   void again(std::int64_t lease) {
     const auto found = held_by_.extract(lease);
     if (found && !stopped_) again_.push_back({lease, found.mapped().count});
   }
-  // Its leases are drawn again.
+  // The leases of a lost worker are drawn again.
   void lost(int worker) {
     for (const auto& [lease, held] : std::map(held_by_))
       if (held.worker == worker) again(lease);

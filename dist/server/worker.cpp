@@ -171,7 +171,7 @@ void Worker::send_idle(std::uint64_t s, Pause pause) {
   send(channel_, owner(s), message::Idle{{s, exchange_.id}, pause});
 }
 
-// A wait of up to the grace time is usual, and so are answers that are a few milliseconds apart.
+// Reports no wait of up to the grace time, or 0.1 s: such waits are usual.
 void Worker::report_waiting(double now) {
   const double patience = std::max(0.1, layout_.options.how.grace);
   for (std::uint64_t s = 0; s < shards_ && missing_ > 0; s++)

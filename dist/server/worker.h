@@ -1,7 +1,7 @@
 // Worker: the worker's side of the parameter server, with its exchange in progress. It sends a gradient to the owners
 // of all shards, and their answers arrive here. When all have arrived, the exchange is over and the training thread
-// takes the weights. Parts may be sent while the rest of the gradient is computed. Owners keep them until start()
-// requests them to apply the whole.
+// takes the weights. Parts may be sent while the rest of the gradient is computed. Owners stage them until start()
+// confirms the whole gradient.
 //
 // The last answer of each shard stays as it is until the next one has arrived: it is the newest copy of the shard that
 // this worker received. If an owner is lost, its successor continues from such a copy. An owner of this host writes its
@@ -42,10 +42,10 @@ class Worker {
   void copy_answers(Buffer parameters, Buffer buffers) const;
 
   void send_first();  // rank 0 sends the initial values to all owners
-  // This range of the next exchange's gradient, in elements of all parameters, is final and is sent. start() decides
-  // whether it is applied. If no gradient is started after it, owners discard it.
+  // This range of the next exchange's gradient, in elements of all parameters, is final and is sent. start() with a
+  // gradient confirms it; start() without one makes the owners discard it.
   void push_part(const void* gradient, Range part);
-  bool sends_parts() const;  // push_part() sends: an owner does not reach this rank's memory
+  bool sends_parts() const;  // an owner does not reach this rank's memory, or gradients are sent as bf16
   void start(Exchange exchange);
   void ask_for_lease();
   // True if this message answers the last request, and no earlier answer to that request had a lease. If it has no
@@ -104,7 +104,7 @@ class Worker {
   std::vector<Copy> copies_;                      // by shard
   bool idle_ = false;
   std::uint64_t requests_ = 0, service_ = 0;  // lease requests: the last, and the last that was answered with a lease
-  int leases_ = 0;                            // that are leased and not pushed yet
+  int leases_ = 0;                            // that this worker holds and has not pushed
   bool no_more_ = false;                      // no lease is available now
   void* velocity_into_ = nullptr;
   std::vector<bool> velocity_missing_;  // by shard

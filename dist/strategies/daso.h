@@ -105,7 +105,7 @@ class Daso : public RoundMethod {
     if (!narrow()) return e.sum.copy_from(e.x);
     e.sum = part(narrow_, e.range);
     if (!o_.differences) return e.sum.copy_from(e.x);
-    // Of the whole vector: the error is the same on all ranks of a host
+    // Computed for the whole vector, so that the error is the same on all ranks of a host.
     narrow_difference(narrow_, error_, flat_->values, common_);
   }
   void merge(Exchanged& e) override {

@@ -64,7 +64,7 @@ inline std::vector<Range> ranges_of_buckets(const FlatParameters& flat, const st
   return all;
 }
 
-// The range's parameters with more elements than their two factors, as matrices: the first size by all others.
+// The range's parameters with more elements than their two factors, as matrices: the first size is the number of rows.
 inline std::vector<PowerSgd::Matrix> matrices(const FlatParameters& flat, const Range& range, std::int64_t rank) {
   std::vector<PowerSgd::Matrix> all;
   for (const ParameterRange& p : flat.parameter_ranges()) {
@@ -127,7 +127,7 @@ class GradientBuckets {
       if (final_.empty(b)) pack(b);
   }
 
-  // the ranks agree on the bucket order, before the first flush(). The ranks must have no operation in progress
+  // The ranks agree on the bucket order, before the first flush(). They must have no operation in progress.
   void agree() {
     if (ordered_) return;
     for (std::int32_t b = 0; b < std::int32_t(buckets_.size()); b++)
@@ -137,18 +137,18 @@ class GradientBuckets {
     ordered_ = true;
   }
 
-  // adds the buckets that ready() has not added to the reducer
+  // Adds the buckets that ready() has not added to the reducer.
   void flush() {
     for (std::int32_t b : order_) launch(std::size_t(b));
   }
 
-  // all sums have arrived: they become the gradients
+  // All sums have arrived: they become the gradients.
   void arrived() {
     if (!narrow_.defined()) return;
     for (const Range& r : ranges_) part(flat_.gradients, r).copy_from(part(narrow_, r));
   }
 
-  // Call before the next step. made: true if the gradients were used. Otherwise the next backward is repeated to find a
+  // Call before the next step. made: true if the gradients were used. Otherwise the next backward only searches for the
   // cause, and sends nothing.
   void rewind(bool made) {
     for (Bucket& b : buckets_) {

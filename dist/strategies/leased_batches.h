@@ -86,7 +86,7 @@ class LeasedBatches : public BatchSource {
     if (!lease) return;
     const Place p = place(*lease, lease_ ? next_ : 0);
     ahead_ = true;
-    if (p.share == share_ && !own_) all_.make_ahead(p.epoch, p.index);  // otherwise it is a lost rank's lease
+    if (p.share == share_ && !own_) all_.make_ahead(p.epoch, p.index);  // another share: a lost rank's lease
   }
   std::int64_t leases_per_epoch() const {
     return (per_epoch_ + options_.accumulate - 1) / options_.accumulate * shares_;
@@ -170,7 +170,7 @@ class LeasedBatches : public BatchSource {
   std::int64_t next_ = 0, batches_ = 1;            // counted in batches of the lease
   bool over_ = false;
   bool ahead_ = false;  // the next batch is being prepared
-  bool begun_ = false;  // the own part, which goes on without end
+  bool begun_ = false;  // the own part was started; it never ends
 };
 
 }  // namespace tandem

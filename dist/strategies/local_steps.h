@@ -53,11 +53,11 @@ struct RoundSteps {
   // β and γ of outer. The paper's β of 0.9 is for hundreds of rounds; 0.5 is our choice for the tens of a short run.
   double momentum = 0.5, learning_rate = 0.7;
   std::int64_t stream = 1;   // fragments
-  std::int64_t overlap = 0;  // steps between sending and using a sum; 0: the step waits
+  std::int64_t overlap = 0;  // steps between sending and using a sum; 0: the step waits; or until_next_turn
 
   // "local-sgd:8", "cocod-sgd", "local-sgd:H=qsr:0.2:4", "outer:H=100,momentum=0.5,lr=0.7,stream=4,overlap=5". The
-  // default of H is 8, and 100 for outer. defaults: other ones. Returns nothing if the name has none of these forms.
-  // Throws UsageError.
+  // default of H is 8, and 100 for outer. defaults: used instead of these. Returns nothing if the name has none of
+  // these forms. Throws UsageError.
   static std::optional<RoundSteps> parse(const std::string& text, const std::optional<RoundSteps>& defaults = {});
   std::string name() const;  // "local-sgd:8"
   std::unique_ptr<RoundMethod> method() const;

@@ -1,6 +1,6 @@
 // Asynchronous data parallelism with the parameter server (server.h), as described in the patent CN109902818A and NFDT.
 // Every rank pushes the gradients of its batches and continues with the weights that it receives. The update rule
-// determines how a late gradient is applied (rules.h). Batches are drawn as leases, so a faster worker trains more of
+// determines how a late gradient is applied (rules.h). Batches are leased one by one, so a faster worker trains more of
 // them. With bsp the ranks wait for each other and compute the same as with all_reduce.h.
 //
 // The servers compute learning rate, momentum and schedule, as functions of the pushes that they have applied. The

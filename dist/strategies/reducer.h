@@ -1,7 +1,7 @@
 // Runs exchanges in a separate thread while the strategy's thread computes. An exchange begins when its event has
 // occurred. Exchanges begin in the order in which they were added, which is the same on all ranks.
 //
-// From add() until all exchanges over a communicator have ended, only this thread uses that communicator.
+// From add() until all exchanges over a communicator have ended, only the Reducer's thread uses that communicator.
 #pragma once
 #include <algorithm>
 #include <condition_variable>
@@ -58,7 +58,7 @@ class Reducer {
     return number;
   }
 
-  // Until this exchange has ended. Throws an error of any exchange.
+  // Waits until this exchange has ended. Throws an error of any exchange.
   void wait(Pending exchange) {
     waits();
     wait_until([&] { return !open_.count(exchange); });
@@ -71,7 +71,7 @@ class Reducer {
     waits_ = Clock::now();
   }
 
-  // Until all exchanges have ended.
+  // Waits until all exchanges have ended.
   void finish() {
     wait_until([&] { return open_.empty(); });
   }

@@ -95,8 +95,8 @@ class Rounds : public Replicas {
     method_->begin_epoch(epoch, run);
     if (std::exchange(shown_, false)) swap_with_centre();
     if (exchanges_ && equal_) method_->equal(flat_->values);
-    round_ = options_.own_epochs > 0 && batch_ < length;  // otherwise a resumed run begins with its end
-    equal_ = equal_ && !round_;                           // a rank that makes no step in the round takes the sum, too
+    round_ = options_.own_epochs > 0 && batch_ < length;  // false: a resumed run begins at the end of a round
+    equal_ = equal_ && !round_;                           // ranks that make no step in the round need the sum too
     for (auto [name, vector] : optimizer_->vectors())
       if (round_) vector.fill(0);
   }
@@ -116,7 +116,7 @@ class Rounds : public Replicas {
     steps_by_->update(optimizer, loss);
   }
   void finish(Optimizer&) override {
-    // A rank of this host asked to stop: all ranks learn it in the next exchange
+    // If a rank of this host asked to stop, the next exchange sends the request to all ranks.
     if (steps_by_->over(0)) request_stop();
     if (groups() == 1) stop_ = steps_by_->over(0);
     if (!exchanges_ || not_finite_ >= 0) return;
@@ -190,7 +190,7 @@ class Rounds : public Replicas {
     Tensor sum, sent;    // whole vectors
     std::vector<Reducer::Pending> pending = {};
     int group = 0;  // the local index of the ranks that exchange
-    // Maxima over all ranks: size() − rank if its step was not finite; 1 if a rank wants to stop
+    // Maxima over all ranks: size() − rank if its step was not finite; 1 if a rank was asked to stop
     float flags[2] = {0, 0};
     bool open = false, under_way = false;  // not merged; not arrived
   };
@@ -228,7 +228,7 @@ class Rounds : public Replicas {
          .turn = turn};
     if (bad()) e.x = x.clone();
     method_->send(e);
-    // Σ p_i·x_i, where a merge takes the mean
+    // Multiplies x_i by n·p_i, so that the mean is Σ p_i·x_i.
     if (own_part_ && options_.own_epochs == 0 && e.sum.dtype() == flat_->values.dtype())
       add_scaled(e.sum, e.sum, groups() * own_part_->weight() - 1);
     if (!turn.waits) e.sent.copy_from(e.x);
@@ -244,7 +244,7 @@ class Rounds : public Replicas {
           {.over = over, .begin = [=](Communicator& c) { return c.all_reduce(data, how); }, .name = "sum of weights"}));
     };
     const std::int64_t border = std::clamp(slices.begin, range.begin, range.end);
-    for (Range r : {Range{range.begin, border}, Range{border, range.end}})  // no bucket has both kinds
+    for (Range r : {Range{range.begin, border}, Range{border, range.end}})  // no bucket has slices and others
       for (const Range& bucket : cut(r, flat_->values.dtype(), options_.bucket_bytes)) {
         Tensor piece = e.sum.range(bucket.begin - range.begin, {bucket.length()});
         bucket_ = std::max(bucket_, bucket.length() * 4);
@@ -311,7 +311,7 @@ class Rounds : public Replicas {
   std::array<Flight, 2> flights_;  // an exchange may begin before the last one is merged
   std::size_t flight_ = 0;
   int not_finite_ = -1;  // the first rank whose step was not finite, by those flags; −1: none
-  int group_ = 0;        // whose turn it is
+  int group_ = 0;        // the local index of the ranks that exchange next
   std::int64_t steps_ = 0, batch_ = 0, last_ = -1;  // of the run, and of the epoch
   std::int64_t bucket_ = 0;                         // bytes of the largest, in f32
   bool exchanges_ = false;                          // with other ranks, or by a method that acts alone

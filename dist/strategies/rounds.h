@@ -37,7 +37,7 @@ struct Turn {
   bool waits = false;                        // the step waits for it
   bool merges = false;                       // the sum in flight, if there is one, is used now
   bool merges_first = true;                  // before the new one is sent
-  bool again = false;                        // of RoundMethod::end(): a further turn follows
+  bool again = false;                        // returned by RoundMethod::end(): a further turn follows
   std::int64_t weight = 0;                   // for the merge: the steps that the sum has waited
   std::int64_t fragment = 0, fragments = 1;  // what is sent
 };
@@ -55,7 +55,7 @@ struct Exchanged {
   Tensor sent = {};  // the weights as they were sent; x itself if the step waits
   Tensor sum;        // what send() wrote, then its sum over `ranks` ranks
   int ranks = 1;
-  Turn turn = {};  // in which it was sent, with the weight of the one in which it is used
+  Turn turn = {};  // the one that sent it, with the weight of the one that uses it
 };
 
 class RoundMethod {
@@ -69,7 +69,7 @@ class RoundMethod {
   virtual Turn end(const Moment& now) { return (void)now, Turn{.sends = true, .waits = true, .merges = true}; }
   virtual void end_epoch(double loss) { (void)loss; }
 
-  // ---- of workers with parts: own is null where all draw from all pictures ------------------------------------------
+  // ---- for workers with parts; own: null if all workers use all pictures --------------------------------------------
   virtual void join(const OwnPart* own, const Optimizer& optimizer) { (void)own, (void)optimizer; }  // called first
   virtual void before_update(const Tensor& x, Tensor& gradients) { (void)x, (void)gradients; }
   virtual void after_update(Tensor& x, double rate) { (void)x, (void)rate; }
@@ -93,8 +93,9 @@ class RoundMethod {
 
 struct RoundRanks {
   std::unique_ptr<Communicator> everybody;
-  // If the ranks of a host step together: those of this host, twice (a separate thread uses the first), and those with
-  // this rank's local index, one of each host. The groups of a local index take turns to sum weights over the hosts.
+  // Set if the ranks of a host step together. gradients, host: the ranks of this host (a separate thread uses
+  // `gradients`). across: those with this rank's local index, one of each host; the groups of a local index take turns
+  // to sum weights over the hosts.
   std::unique_ptr<Communicator> gradients = nullptr, host = nullptr, across = nullptr;
 };
 
@@ -103,7 +104,7 @@ struct RoundsOptions {
   double deadline = 300;                                   // maximum seconds for any operation of a device
   bool merges_statistics = true;                           // running statistics are averaged after each epoch
   std::shared_ptr<SlicedClassifier> classifier = nullptr;  // divided over the ranks of a host (hybrid.h)
-  // Above 0: a round is so many epochs over a worker's own part, and this share of the workers takes part in it
+  // Above 0: a round is this number of epochs over a worker's own part, and `sample` is the share of the workers in it.
   std::int64_t own_epochs = 0;
   double sample = 1;
 };

@@ -184,7 +184,7 @@ class ServedVectors {
     return {memory.data(), n, vector.dtype};
   }
 
-  // The same, and copies it there.
+  // part(), after its elements were copied to `memory` if it is there.
   Buffer packed(Buffer vector, std::vector<std::byte>& memory) const {
     const Buffer all = part(vector, memory);
     if (ranges_.size() == 1) return all;  // in place
