@@ -62,7 +62,7 @@ GradientReport check_gradient(const std::function<Variable(std::span<const Varia
       }
       report.compared++;
       report.passed = report.passed && error <= options.tolerance;
-      if (error <= report.worst) continue;  // false for a NaN
+      if (error <= report.worst || std::isnan(report.worst)) continue;  // a NaN is the worst
       report.worst = error;
       worst =
           printed("; input %zu element %zu: backward gives %.6g, finite differences %.6g", i, e, analytic[e], numeric);

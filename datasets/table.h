@@ -41,7 +41,7 @@ class TableLoader final : public BatchSource {
   TableLoader(const Table& table, const TableOptions& options, Backend& backend);
   void share(int rank, int world) override;
   std::int64_t batches_per_epoch() const override { return cut_.batches; }
-  std::int64_t pictures_per_epoch() const override { return table_.rows(); }
+  std::int64_t pictures_per_epoch() const override { return cut_.begin(cut_.batches); }
   Batch make(std::int64_t epoch, std::int64_t index) override;
   std::map<std::string, std::string> description() const override;
 

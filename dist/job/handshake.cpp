@@ -74,7 +74,10 @@ bool of_another_user(int connection) {
 int connected(const void* address, socklen_t length, double until, std::string& why) {
   const auto* a = static_cast<const sockaddr*>(address);
   const int fd = socket(a->sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-  if (fd < 0) return -1;
+  if (fd < 0) {
+    why = std::strerror(errno);
+    return -1;
+  }
   int error = connect(fd, a, length) == 0 ? 0 : errno;
   socklen_t bytes = sizeof error;
   if (error == EINPROGRESS) {
@@ -103,7 +106,7 @@ int bound(const void* address, socklen_t length) {
 
 [[noreturn]] void cannot_listen(const std::string& where) {
   const int why = errno;
-  fail("rank 0 cannot listen on ", where, ": ", std::strerror(why),
+  fail("cannot listen on ", where, ": ", std::strerror(why),
        why == EADDRINUSE ? " (ss -lxtnp shows who does; choose another port by MASTER_PORT)" : "");
 }
 

@@ -25,7 +25,7 @@ Model smallcnn(int classes, int channels, int side, bool norm = false);
 Model vgg(int depth, int classes, int channels, int side);
 
 // resnet.cpp. He et al. 2016.
-// The CIFAR form, depth 6n + 2 (20, 32, 44, 56, 110, 1202): three stages of n blocks, parameter-free shortcuts.
+// The CIFAR form, depth 6n + 2 (8, 20, 32, 44, 56, 110, 1202): three stages of n blocks, parameter-free shortcuts.
 Model resnet_cifar(int depth, int classes, int channels);
 // The ImageNet form, depth 18 or 34 (basic blocks), 50, 101 or 152 (bottlenecks, stride on the 3 × 3 as in
 // torchvision). From 64 pixels on it begins with 7 × 7, stride 2, and a max pool; smaller pictures get one 3 × 3
