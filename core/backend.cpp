@@ -41,7 +41,7 @@ void run(const Backend& backend, const AllKernels& all, const Checked& tensors, 
     const auto& kernels = std::get<std::unique_ptr<Kernels<T>>>(all);
     if (!kernels)
       fail(tensors.op, ": ", backend.name(), " backend: ",
-           dtype == DType::f64 ? "f64 lives in the reference backend"
+           dtype == DType::f64 ? "only the reference backend has f64"
                                : name_of(dtype) + std::string(" is not supported (cast to f32 first)"));
     call(*kernels);
   });

@@ -440,7 +440,7 @@ void Storage::require_resident() const {
   if (Keeper* k = keeper()) k->bring_back(const_cast<Storage&>(*this));
   require(data_ != nullptr, "a tensor of ", readable_bytes(double(bytes_)), " was read whose bytes were ",
           residency() == Residency::evicted ? "swapped out" : "discarded, to be computed again",
-          ", and nobody brings them back: read it while its memory plan lives");
+          ", and its memory plan is gone: read it while the plan exists");
 }
 
 void Storage::leave(Residency as) {

@@ -146,7 +146,7 @@ inline constexpr bool holds_double<F<A, B, b, c...>> = holds_double<A> || holds_
 template <class F, class Start>
 void on_device(const F& f, const Start& start) {
   if constexpr (holds_double<F>)
-    fail("cuda backend: f64 lives in the reference backend");
+    fail("cuda backend: only the reference backend has f64");
   else
     start(f);
 }

@@ -28,10 +28,10 @@ once 'a rank would have no picture: use a larger --batch, or fewer ranks'
 says 2 '--lr-scale goes with --batch-per-rank' "$build/tandem-run" -n 3 $(train) --lr-scale linear
 says 0 'warning: batch norm has only 8 pictures' "$build/tandem-run" -n 2 \
   "$build/fashion_mnist" --data "$pictures" --model smallcnn-bn --epochs 1 --batch 16 --stop-after 2
-# Ranks that were told different things.
+# Ranks that have different options.
 for option in "--optimizer sgd lars" "--lr-scale sqrt linear"; do
   set -- $option
-  says 2 "were told different things: $1 $2 and $1 $3" "$build/tandem-run" -n 2 sh -c \
+  says 2 "have different options: $1 $2 and $1 $3" "$build/tandem-run" -n 2 sh -c \
     "exec $(train) --batch-per-rank 64 $1 \$([ \$RANK = 0 ] && echo $2 || echo $3)"
 done
 # Steps of their own: all ranks end with the same, whatever the exchange.

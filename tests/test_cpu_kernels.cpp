@@ -440,7 +440,7 @@ TEST(CpuBackend, RefusesDoubles) {
   if (backend->name() == "reference") GTEST_SKIP() << "built without oneDNN";
   EXPECT_FALSE(backend->supports(DType::f64));
   Tensor x(*backend, {4}, DType::f64), y(*backend, {1}, DType::f64);
-  EXPECT_REFUSED(backend->reduce(Reduction::sum, 1, 4, 1, x, y, false), "f64 lives in the reference backend");
+  EXPECT_REFUSED(backend->reduce(Reduction::sum, 1, 4, 1, x, y, false), "only the reference backend has f64");
 }
 
 TEST(CpuBackend, MatrixProducts) {

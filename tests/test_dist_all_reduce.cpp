@@ -241,7 +241,7 @@ TEST(AllReduce, RanksOfOtherOptimizersAreNamed) {
     fit_plain(s, run, {.batch = 48, .prefetch = 0}, quiet(1), s.rank() == 1 ? static_cast<Optimizer&>(lars) : sgd,
               *backend);
   });
-  all_say(runs, {"told different things: --optimizer sgd and --optimizer lars"});
+  all_say(runs, {"have different options: --optimizer sgd and --optimizer lars"});
 }
 
 TEST(AllReduce, OneRanksWishStopsAllAtTheSameStep) {
@@ -332,9 +332,9 @@ TEST(AllReduce, RanksThatWereToldDifferentThingsAreRefused) {
     });
   };
   for (const Ended& run : said([](RunConfig& o) { o.seed = 7; }))
-    EXPECT_EQ(run.said, "rank 0 and rank 2 were told different things: --seed 1 and --seed 7");
+    EXPECT_EQ(run.said, "rank 0 and rank 2 have different options: --seed 1 and --seed 7");
   for (const Ended& run : said([](RunConfig&) {}, 0.1))
-    EXPECT_EQ(run.said, "rank 0 and rank 2 were told different things: --lr 0.05 and --lr 0.1");
+    EXPECT_EQ(run.said, "rank 0 and rank 2 have different options: --lr 0.05 and --lr 0.1");
   same_bits(said([](RunConfig& o) { o.settings = {{"--data", "elsewhere"}}; }));
 }
 

@@ -100,7 +100,7 @@ TEST(Residency, WithoutAKeeperReadingFailsByName) {
   Shelf shelf;
   shelf.take(*t.storage());
   t.storage()->keep(nullptr, 0);
-  EXPECT_REFUSED(t.values(), "swapped out", "nobody brings them back");
+  EXPECT_REFUSED(t.values(), "swapped out", "its memory plan is gone");
 }
 
 TEST(Residency, ForeignMemoryAndParametersStay) {

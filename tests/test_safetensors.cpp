@@ -218,8 +218,8 @@ TEST_F(Safetensors, WhatIsDamagedIsRefusedByName) {
 
   EXPECT_TRUE(says("", {": is empty, not a safetensors file"}));
   EXPECT_TRUE(says("1234567", {"has only 7 bytes"}));
-  EXPECT_TRUE(says(std::string(8, '\xff'), {"promise a header of 18446744073709551615 bytes", "has 8"}));
-  EXPECT_TRUE(says(made("{\"a\":" + good + "}", 8).substr(0, 20), {"promise a header", "cut off"}));
+  EXPECT_TRUE(says(std::string(8, '\xff'), {"give a header of 18446744073709551615 bytes", "has 8"}));
+  EXPECT_TRUE(says(made("{\"a\":" + good + "}", 8).substr(0, 20), {"give a header", "cut off"}));
   EXPECT_TRUE(says(made("{\"a\":" + good + "}", 7), {"describes 8 bytes of elements and the file holds 7", "cut off"}));
   EXPECT_TRUE(says(made("{\"a\":" + good + "}", 9), {"describes 8 bytes of elements and the file holds 9"}));
   EXPECT_TRUE(says(made("", 0), {"does not begin with {"}));

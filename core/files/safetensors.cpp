@@ -188,7 +188,7 @@ std::string SafetensorsFile::header_text(std::uint64_t size) {
            ": is PyTorch's own format (pickle, which can run code), not safetensors. If you trust it, convert it:\n",
            conversion(path_));
   if (!fits)
-    refuse(file, ": its first 8 bytes promise a header of ", length, " bytes and the file has ", size,
+    refuse(file, ": its first 8 bytes give a header of ", length, " bytes and the file has ", size,
            "; it is not a safetensors file, or it was cut off");
   std::string text(length, '\0');
   read_at(text.data(), length, sizeof head);

@@ -62,7 +62,7 @@ void agree(Strategy& strategy, const Settings& settings, const RunConfig& option
   for (const auto& other : all)
     for (std::size_t i = 1; i < std::min(first.size(), other.size()); i++)
       if (first[i] != other[i])
-        refuse(first[0], " and ", other[0], " were told different things: ", first[i], " and ", other[i]);
+        refuse(first[0], " and ", other[0], " have different options: ", first[i], " and ", other[i]);
 }
 
 Schedule schedule_of(const RunConfig& options) {
