@@ -122,9 +122,8 @@ fs::path find_data(const std::string& name, const fs::path& directory) {
   const char* variable = std::getenv("TANDEM_DATA");
   const bool in_environment = variable && *variable;
   // If the user names a folder, only that is searched: data found elsewhere could be other pictures than intended.
-  std::vector<fs::path> roots = {directory};
-  if (directory.empty())
-    roots = in_environment ? std::vector<fs::path>{variable, "data"} : std::vector<fs::path>{"data"};
+  std::vector<fs::path> roots = {directory.empty() ? "data" : directory};
+  if (directory.empty() && in_environment && roots[0] != variable) roots.insert(roots.begin(), variable);
   std::string searched;
   for (const fs::path& root : roots) {
     // MNIST and Fashion-MNIST have the same file names: a folder named after another set holds that one.
@@ -140,8 +139,8 @@ fs::path find_data(const std::string& name, const fs::path& directory) {
     }
   }
   if (const fs::path small = small_set(name); directory.empty() && !small.empty()) {
-    print_once(name + " was not found in " + searched + ": these are its first pictures (" + small.string() +
-               "); datasets/get-data.sh " + name + " fetches all");
+    print_once(name + " was not found in " + searched + ": these are its first pictures (" + small.string() + "); " +
+               (small.parent_path() / "get-data.sh").string() + " " + name + " fetches all");
     return small;
   }
   refuse(name, " (", files.file, ") was not found in ", searched,

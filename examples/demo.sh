@@ -39,13 +39,11 @@ for place in ${TANDEM_DATA:+"$TANDEM_DATA"} data; do
 done
 if [ -z "$data" ]; then
   say "Fetching Fashion-MNIST (30 MB) into data/"
-  status=0
-  bash datasets/get-data.sh fashion-mnist || status=$?
-  case $status in
-    0) data=data ;;
-    2 | 3) echo "No network (or nothing to fetch with): training on its first 6,000 pictures instead." ;;
-    *) echo "The data could not be fetched (exit status $status)." >&2; exit 1 ;;
-  esac
+  if bash datasets/get-data.sh fashion-mnist data; then
+    data=data
+  else
+    echo "It could not be fetched: training on its first 6,000 pictures instead."
+  fi
 fi
 # A build without zlib cannot read .gz files.
 if [ -n "$data" ] && grep -q '^  zlib off' "$BUILD/summary" &&
@@ -76,7 +74,7 @@ if [ -z "$accuracy" ]; then
   exit 1
 fi
 percent=$(awk -v a="$accuracy" 'BEGIN { printf "%.2f", 100 * a }')
-say "Test accuracy $percent % after $EPOCHS epochs${data:+ (data: $data)}; every step is in $METRICS"
+say "Test accuracy $percent % after $EPOCHS epochs${data:+ (data: $data)}; every epoch is in $METRICS"
 if awk -v p="$percent" -v goal="$GOAL" 'BEGIN { exit !(p < goal) }'; then
   echo "That is less than the $GOAL % expected here." >&2
   exit 1

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""The pictures of the READMEs, from measured files: python3 examples/pictures.py writes examples/pictures/*.svg.
+"""The pictures of the READMEs, from measured files: python3 examples/pictures.py [NAME…] writes
+examples/pictures/*.svg.
 
 Needs matplotlib; `workers` and `regimes` also scipy, and build/simulate, which knows the strategies. Colours and grey
 text are readable on white and on black; the background is left out."""
@@ -175,5 +176,8 @@ def regimes():
 
 
 if __name__ == "__main__":
-    for picture in (training, speed, slow_links, memory, bias, workers, regimes):
-        picture()
+    pictures = {p.__name__: p for p in (training, speed, slow_links, memory, bias, workers, regimes)}
+    if not set(sys.argv[1:]) <= set(pictures):
+        sys.exit(f"usage: python3 examples/pictures.py [NAME…], from {', '.join(pictures)}")
+    for name in sys.argv[1:] or pictures:
+        pictures[name]()

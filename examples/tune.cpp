@@ -118,10 +118,11 @@ std::string command(const Tuned& t, const RunConfig& o) {
                   : "";
   c += printed("build/train --data-set %s --model %s --batch %lld --lr %s", o.data_set.c_str(), o.model.c_str(),
                static_cast<long long>(t.batch), digits(t.rate, 4).c_str());
-  if (o.dtype != DType::f32) c += printed(" --dtype %s", name_of(o.dtype));
-  if (o.given.count("--epochs")) c += printed(" --epochs %d", o.epochs);
+  for (const auto& [name, value] : o.given)
+    if (std::set<std::string>{"--data", "--size", "--dtype", "--epochs", "--seed", "--scratch", "--optimizer"}.count(
+            name))
+      c += " " + name + " " + value;
   if (t.schedule != usual_schedule) c += " --schedule " + t.schedule;
-  if (o.given.count("--optimizer")) c += " --optimizer " + o.optimizer;
   if (o.memory_budget > 0) c += printed(" --memory-budget %zu", o.memory_budget);
   return o.swap == SwapMode::automatic ? c : c + " --swap " + name_of(o.swap);
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "dist/collectives/in_process.h"
+#include "dist/strategies/all_reduce.h"
 #include "tests/ranks.h"
 #include "tests/training.h"
 
@@ -26,21 +27,33 @@ struct Ended {
 
 using MakeStrategy = std::function<std::unique_ptr<Strategy>(std::unique_ptr<Communicator>)>;
 
-inline std::vector<Ended> on_ranks(int n, const MakeStrategy& make, const std::function<void(Strategy&, Ended&)>& body,
-                                   const InProcessOptions& wire = {.deadline = 30}) {
-  auto ranks = in_process(n, wire);
+inline MakeStrategy all_reduced(const AllReduceOptions& options = {}) {
+  return [options](std::unique_ptr<Communicator> ranks) { return all_reduce(std::move(ranks), options); };
+}
+
+using StrategyBody = std::function<void(Strategy&, Ended&)>;
+
+// make(rank) in a thread for each of n ranks, and then the body with that strategy.
+inline std::vector<Ended> with_strategies(int n, const std::function<std::unique_ptr<Strategy>(int rank)>& make,
+                                          const StrategyBody& body) {
   std::vector<Ended> runs(static_cast<std::size_t>(n));
-  const auto said = ranks_say(n, [&](int r) {
-    auto strategy = make(std::move(ranks[r]));
-    body(*strategy, runs[r]);
-  });
+  const auto said = ranks_say(n, [&](int r) { body(*make(r), runs[r]); });
   for (std::size_t r = 0; r < runs.size(); r++) runs[r].said = said[r];
   return runs;
 }
+inline std::vector<Ended> on_ranks(int n, const MakeStrategy& make, const StrategyBody& body,
+                                   const InProcessOptions& wire = {.deadline = 30}) {
+  auto ranks = in_process(n, wire);
+  return with_strategies(
+      n, [&](int r) { return make(std::move(ranks[r])); }, body);
+}
 
+inline void all_well(const std::vector<Ended>& runs) {
+  for (std::size_t r = 0; r < runs.size(); r++) EXPECT_EQ(runs[r].said, "") << "rank " << r;
+}
 inline void same_bits(const std::vector<Ended>& runs) {
+  all_well(runs);
   for (std::size_t r = 0; r < runs.size(); r++) {
-    EXPECT_EQ(runs[r].said, "") << "rank " << r;
     EXPECT_TRUE(runs[r].weights == runs[0].weights) << "rank " << r << " has other weights than rank 0";
     EXPECT_TRUE(runs[r].buffers == runs[0].buffers) << "rank " << r << " has other statistics than rank 0";
     EXPECT_TRUE(runs[r].epochs == runs[0].epochs) << "rank " << r << " had other weights at the end of an epoch";
@@ -144,6 +157,15 @@ inline void fit_on(Strategy& strategy, Ended& run, RunConfig options,
   run.loss = double(report.steps);
   run.buffers.push_back(*report.epochs.back().test_accuracy);  // over all ranks
   run.buffers.push_back(report.epochs.back().train_loss);
+}
+
+// The same for 50 epochs, or until rank 1 wishes to stop: when it makes its batch of this number.
+inline StrategyBody stopped_at(std::int64_t batch) {
+  return [batch](Strategy& strategy, Ended& run) {
+    fit_on(strategy, run, quiet(50), [&](Batch&, std::int64_t made) {
+      if (made == batch && strategy.rank() == 1) strategy.request_stop();
+    });
+  };
 }
 
 }  // namespace tandem::test

@@ -105,11 +105,4 @@ FileLimit::~FileLimit() {
 
 bool sanitized() { return dlsym(RTLD_DEFAULT, "__asan_init") || dlsym(RTLD_DEFAULT, "__tsan_init"); }
 
-std::size_t of_this_process(const std::string& field) {
-  std::ifstream in("/proc/self/status");
-  for (std::string word; in >> word;)
-    if (std::size_t kib; word == field && in >> kib) return kib * 1024;
-  return 0;
-}
-
 }  // namespace tandem::test

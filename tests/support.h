@@ -109,7 +109,4 @@ class FileLimit {
 // Whether this build is one of AddressSanitizer or ThreadSanitizer, which are slow and keep freed memory for a while.
 bool sanitized();
 
-// A field of /proc/self/status, as "VmRSS:", in bytes.
-std::size_t of_this_process(const std::string& field);
-
 }  // namespace tandem::test

@@ -7,6 +7,7 @@
 #include <mutex>
 #include <new>
 
+#include "tests/bench/timing.h"
 #include "tests/training.h"
 
 // ---- every request to the C++ heap, counted while somebody asks -----------------------------------------------------

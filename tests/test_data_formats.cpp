@@ -311,6 +311,11 @@ TEST(Image, SquaresAreCentredAndAveraged) {
   Bytes big(40 * 40 * 3);
   fit_square(flat, 40, big.data());
   EXPECT_EQ(big, Bytes(big.size(), 77));
+  for (auto [from, side] : {std::pair{45, 32}, {300, 224}}) {  // an assertion of stb's failed at such sizes
+    Bytes small(std::size_t(side * side));
+    fit_square({from, from, 1, Bytes(std::size_t(from * from), 200)}, side, small.data());
+    EXPECT_EQ(small, Bytes(small.size(), 200)) << from;
+  }
 }
 
 // ---- real files, where they are ($TANDEM_DATA) ----------------------------------------------------------------------

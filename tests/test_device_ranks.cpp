@@ -134,27 +134,25 @@ TEST(DeviceRanks, GradientsMayTravelInBf16) {
   same_as_on_the_host(2, r);
 }
 
+void rounds_are_as_on_the_host(int n, const std::string& local) {
+  SCOPED_TRACE(local);
+  for (const auto& [optimizer, pictures] : {std::pair{"sgd", 96}, {"adamw", 89}})
+    for (const Ended& e :
+         same_as_on_the_host(n, {.pictures = pictures, .optimizer = optimizer, .ema = 0.9, .local = local}))
+      // The update is recorded with backward; the half behind the exchange has the average's.
+      EXPECT_EQ(e.log, "ssss[s]r[s]r" + std::string(pictures == 96 ? 18 : 12, 'r'));
+}
+
 TEST(DeviceRanks, StepsOfTheirOwnGiveTheBitsOfTheHost) {
   for (const char* local :
        {"local-sgd:3", "post-local-sgd:3", "cocod-sgd:3", "easgd:3", "outer:H=3", "outer:H=4,stream=2"})
-    for (const auto& [optimizer, pictures] : {std::pair{"sgd", 96}, {"adamw", 89}}) {
-      SCOPED_TRACE(local);
-      for (const Ended& e :
-           same_as_on_the_host(3, {.pictures = pictures, .optimizer = optimizer, .ema = 0.9, .local = local}))
-        // The update is recorded with backward; the half behind the exchange has the average's.
-        EXPECT_EQ(e.log, "ssss[s]r[s]r" + std::string(pictures == 96 ? 18 : 12, 'r'));
-    }
+    rounds_are_as_on_the_host(3, local);
 }
 
 TEST(DeviceRanks, HostsThatExchangeWeightsGiveTheBitsOfTheHost) {
   for (const char* daso : {"daso:warm-up=1,cool-down=1,B=2", "daso:faithful,warm-up=1,cool-down=1,B=2",
                            "daso:warm-up=0,cool-down=0,B=2", "daso:bf16=0,warm-up=2,cool-down=0"})
-    for (const auto& [optimizer, pictures] : {std::pair{"sgd", 96}, {"adamw", 89}}) {
-      SCOPED_TRACE(daso);
-      for (const Ended& e :
-           same_as_on_the_host(4, {.pictures = pictures, .optimizer = optimizer, .ema = 0.9, .local = daso}))
-        EXPECT_EQ(e.log, "ssss[s]r[s]r" + std::string(pictures == 96 ? 18 : 12, 'r'));
-    }
+    rounds_are_as_on_the_host(4, daso);
 }
 
 TEST(DeviceRanks, SharesOfDifferentSizesRunEagerly) {

@@ -14,10 +14,9 @@
 namespace tandem::test {
 namespace {
 
-std::vector<Ended> on_ranks(int n, const std::function<void(Strategy&, Ended&)>& body,
-                            const AllReduceOptions& options = {}, const InProcessOptions& wire = {.deadline = 30}) {
-  return on_ranks(
-      n, [&](std::unique_ptr<Communicator> ranks) { return all_reduce(std::move(ranks), options); }, body, wire);
+std::vector<Ended> on_ranks(int n, const StrategyBody& body, const AllReduceOptions& options = {},
+                            const InProcessOptions& wire = {.deadline = 30}) {
+  return on_ranks(n, all_reduced(options), body, wire);
 }
 
 template <class Model>
@@ -245,11 +244,7 @@ TEST(AllReduce, RanksOfOtherOptimizersAreNamed) {
 }
 
 TEST(AllReduce, OneRanksWishStopsAllAtTheSameStep) {
-  auto runs = on_ranks(3, [](Strategy& s, Ended& run) {
-    fit_on(s, run, quiet(50), [&](Batch&, std::int64_t made) {
-      if (made == 22 && s.rank() == 1) s.request_stop();
-    });
-  });
+  auto runs = on_ranks(3, stopped_at(22));
   same_bits(runs);
   for (const Ended& run : runs) EXPECT_LT(run.loss, 40);
   for (const Ended& run : runs) EXPECT_EQ(run.loss, runs[0].loss);

@@ -2,7 +2,6 @@
 // weights.
 #include <limits>
 
-#include "dist/strategies/all_reduce.h"
 #include "tests/host_ranks.h"
 #include "tests/naive.h"
 #include "tests/replicas.h"
@@ -10,23 +9,16 @@
 namespace tandem::test {
 namespace {
 
-using Body = std::function<void(Strategy&, Ended&)>;
-
-std::vector<Ended> on_hosts(int hosts, int per_host, const std::string& name, const Body& body,
+std::vector<Ended> on_hosts(int hosts, int per_host, const std::string& name, const StrategyBody& body,
                             const InProcessOptions& between_hosts = {.deadline = 30}) {
-  const int n = hosts * per_host;
   const bool naive = name.starts_with("naive-");
   const auto options = DasoOptions::parse(naive ? name.substr(6) : name);
   HostRanks ranks(hosts, per_host, between_hosts);
-  std::vector<Ended> runs(static_cast<std::size_t>(n));
-  const auto said = ranks_say(n, [&](int r) {
-    RoundRanks mine = ranks.of(r);
-    auto strategy = naive ? naive_daso(std::move(mine), *options)
-                          : rounds(std::move(mine), *options, {.bucket_bytes = 4096, .deadline = 30});
-    body(*strategy, runs[r]);
-  });
-  for (std::size_t r = 0; r < runs.size(); r++) runs[r].said = said[r];
-  return runs;
+  const auto make = [&](int r) {
+    return naive ? naive_daso(ranks.of(r), *options)
+                 : rounds(ranks.of(r), *options, {.bucket_bytes = 4096, .deadline = 30});
+  };
+  return with_strategies(hosts * per_host, make, body);
 }
 
 constexpr std::int64_t batch = 24, per_epoch = 9;  // 209 pictures; the last batch has 17
@@ -39,10 +31,7 @@ std::vector<Ended> trained(int hosts, int per_host, const std::string& name, con
   return runs;
 }
 std::vector<double> synchronous(int n, const OwnLoop& o) {
-  auto runs = on_ranks(
-      n, [](std::unique_ptr<Communicator> ranks) { return all_reduce(std::move(ranks)); },
-      [&](Strategy& s, Ended& run) { train<Plain>(s, run, o); });
-  return runs[0].weights;
+  return on_ranks(n, all_reduced(), [&](Strategy& s, Ended& run) { train<Plain>(s, run, o); })[0].weights;
 }
 
 constexpr std::pair<int, int> grids[] = {{2, 2}, {2, 4}, {3, 4}};
@@ -170,20 +159,15 @@ TEST(Daso, AResumedRunGoesOnWithItsBAndW) {
   const TemporaryFolder folder;
   std::vector<std::string> states(4);
   for (int epochs : {4, 5}) {
-    all_well([&] {
-      std::vector<std::string> said;
-      for (const Ended& run : on_hosts(2, 2, "daso:W=2" + cycling, [&](Strategy&s, Ended&run) {
-             RunConfig o = quiet(epochs);
-             o.checkpoint = folder.file("run");
-             if (epochs == 5) o.checkpoint = "", o.resume = folder.file("run");
-             fit_on(s, run, o, {}, 1e-9);
-             StrategyState saved;
-             s.saved(saved);
-             states[s.rank()] = saved.texts.at("daso");
-           }))
-        said.push_back(run.said);
-      return said;
-    }());
+    all_well(on_hosts(2, 2, "daso:W=2" + cycling, [&](Strategy& s, Ended& run) {
+      RunConfig o = quiet(epochs);
+      o.checkpoint = folder.file("run");
+      if (epochs == 5) o.checkpoint = "", o.resume = folder.file("run");
+      fit_on(s, run, o, {}, 1e-9);
+      StrategyState saved;
+      s.saved(saved);
+      states[s.rank()] = saved.texts.at("daso");
+    }));
     for (const std::string& state : states) {
       EXPECT_EQ(state, states[0]);
       EXPECT_EQ(state.substr(0, 4), "2 1 ");
@@ -193,11 +177,7 @@ TEST(Daso, AResumedRunGoesOnWithItsBAndW) {
 }
 
 TEST(Daso, OneRanksWishStopsAllAtTheSameStep) {
-  const auto runs = on_hosts(2, 2, "daso:B=2" + cycling, [](Strategy& s, Ended& run) {
-    fit_on(s, run, quiet(50), [&](Batch&, std::int64_t made) {
-      if (made == 21 && s.rank() == 1) s.request_stop();
-    });
-  });
+  const auto runs = on_hosts(2, 2, "daso:B=2" + cycling, stopped_at(21));
   same_bits(runs);
   EXPECT_GE(runs[0].loss, 21);
   EXPECT_LE(runs[0].loss, 27);

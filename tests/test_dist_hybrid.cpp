@@ -146,8 +146,7 @@ struct Case {
 // A Plain's epoch as `strategy` trains it, clipped, in double.
 Seen trained(Strategy& strategy, const Case& c, Backend& backend, DType dtype = DType::f64) {
   Plain model({.classes = c.classes, .bias = c.bias});
-  Task task = classification(c.smoothing);
-  strategy.prepare(model, task, {});
+  const Task task = prepared(strategy, model, c.smoothing);
   const auto optimizer = optimizer_called(c.optimizer);
   optimizer->clip_norm = 0.2;
   return trained_on(strategy, model, of_classes(task.loss, c.classes), *optimizer, backend, dtype);
@@ -180,9 +179,7 @@ TEST(Hybrid, TrainsAsOneMachine) {
 Numbers epochs_of(Strategy& strategy, std::int64_t classes, int host) {
   auto backend = reference_backend(1);
   Plain model({.classes = classes});
-  Task task = classification(0.1);
-  strategy.prepare(model, task, {});
-  const Loss loss = of_classes(task.loss, double(classes));
+  const Loss loss = of_classes(prepared(strategy, model, 0.1).loss, double(classes));
   return trained_on(strategy, model, loss, *usual_sgd(), *backend, DType::f64, 2, 100 + host).weights;
 }
 
@@ -259,8 +256,7 @@ using Forward = std::function<Variable(Module&, const Loss&, const Rows&, Backen
 Step step_of(Strategy& s, const Forward& forward, std::int64_t classes = 10, double smoothing = 0) {
   auto backend = reference_backend(1);
   Plain model({.classes = classes});
-  Task task = classification(smoothing);
-  s.prepare(model, task, {});
+  const Task task = prepared(s, model, smoothing);
   FlatParameters flat(model, *backend, 3, {}, DType::f64);
   BoundSgd sgd(flat, {.learning_rate = 0.1});
   s.begin(flat, sgd);
@@ -364,8 +360,7 @@ TEST(Hybrid, EvaluatesAndPredictsAsThePlainModel) {
     Loader test(data.test, {.batch = 25, .shuffle = false, .rank = s.rank(), .world = s.size(), .prefetch = 0},
                 *backend);
     Plain model;
-    Task task = classification();
-    s.prepare(model, task, {});
+    const Task task = prepared(s, model);
     FlatParameters flat(model, *backend, 3);
     const Evaluation e = evaluate(model, test, &s, task);
     Numbers matrix = confusion_matrix(model, test).values(), all(matrix.size());
@@ -490,7 +485,7 @@ TEST(Hybrid, WhatCannotBeCutIsRefusedByName) {
          }))
       EXPECT_TRUE(holds(said, {text}));
   };
-  auto prepared = [&](const std::string& text, auto model, const Task& given) {
+  auto preparing = [&](const std::string& text, auto model, const Task& given) {
     says(text, [&](Strategy& s, Backend&) {
       Task task = given;
       auto mine = model();
@@ -500,11 +495,11 @@ TEST(Hybrid, WhatCannotBeCutIsRefusedByName) {
   auto net = [](std::int64_t classes) {
     return [classes] { return std::make_unique<Plain>(PlainSizes{.classes = classes}); };
   };
-  prepared("has 2 outputs, and 3 ranks", net(2), classification());
-  prepared("train with cross_entropy_loss()", net(10), regression());
-  prepared(
+  preparing("has 2 outputs, and 3 ranks", net(2), classification());
+  preparing("train with cross_entropy_loss()", net(10), regression());
+  preparing(
       "no Linear at its end", [] { return std::make_unique<NoLinear>(); }, classification());
-  prepared(
+  preparing(
       "no Linear at its end", [] { return std::make_unique<Linear>(64, 10, true, true); }, classification());
   says("call strategy->prepare(model, task", [](Strategy& s, Backend& b) {
     Plain model;
@@ -514,8 +509,7 @@ TEST(Hybrid, WhatCannotBeCutIsRefusedByName) {
   });
   says("the loss of this step is not the task's", [](Strategy& s, Backend& b) {
     Plain model;
-    Task task = classification();
-    s.prepare(model, task, {});
+    prepared(s, model);
     FlatParameters flat(model, b, 1);
     BoundSgd sgd(flat, {.learning_rate = 0.1});
     s.begin(flat, sgd);
@@ -529,9 +523,8 @@ TEST(Hybrid, WhatCannotBeCutIsRefusedByName) {
     says(text, [&](Strategy& s, Backend& b) {
       GoesOn beyond;
       Plain net;
-      Task task = classification();
       Module& model = text.find("goes on") != text.npos ? static_cast<Module&>(beyond) : net;
-      s.prepare(model, task, {});
+      const Task task = prepared(s, model);
       FlatParameters flat(model, b, 1);
       body(model, task, Tensor::zeros(b, {2, 64}), Tensor::of(b, {2}, {0, 10}, DType::i32));
     });
@@ -555,8 +548,7 @@ TEST(Hybrid, AllRanksSkipWhatIsNotFinite) {
     all_well(on_hosts(3, 1, 1, [&, name = name, in_slice = in_slice](Strategy& s, int r) {
       auto backend = reference_backend(1);
       Plain model;
-      Task task = classification();
-      s.prepare(model, task, {});
+      const Task task = prepared(s, model);
       FlatParameters flat(model, *backend, 1);
       const auto optimizer = optimizer_called(name);
       optimizer->if_not_finite = IfNotFinite::skip;
@@ -585,8 +577,7 @@ TEST(Hybrid, WhatRanksMustHaveInCommonIsChecked) {
     return on_hosts(2, machines, 1, [&](Strategy& s, int r) {
       auto backend = reference_backend(1);
       Plain model;
-      Task task = classification();
-      s.prepare(model, task, {});
+      prepared(s, model);
       FlatParameters flat(model, *backend, std::uint64_t(r));
       BoundSgd sgd(flat, {.learning_rate = 0.1});
       s.begin(flat, sgd);
@@ -635,8 +626,7 @@ TEST(Hybrid, FilesAreThoseOfThePlainModel) {
       const std::string own = r == 0 ? folder.file("own") : "", weights = r == 0 ? folder.file("weights") : "";
       auto mine = reference_backend(1);
       OfPictures cut;
-      Task task = classification();
-      s.prepare(cut, task, {});
+      prepared(s, cut);
       FlatParameters part(cut, *mine, 4);
       BoundSgd steps(part, {.learning_rate = 0.1, .momentum = 0.9});
       Ema average(part, 0.9);

@@ -11,7 +11,7 @@
 namespace tandem::test {
 namespace {
 
-std::vector<Ended> on_ranks(int n, const std::string& strategy, const std::function<void(Strategy&, Ended&)>& body,
+std::vector<Ended> on_ranks(int n, const std::string& strategy, const StrategyBody& body,
                             const RoundsOptions& options = {}, const InProcessOptions& wire = {.deadline = 30}) {
   return on_ranks(
       n,
@@ -487,11 +487,7 @@ TEST(LocalSgd, OneRanksWishStopsAllAtTheSameExchange) {
                                      {"easgd:3", 2},
                                      {"outer:H=3", 1},
                                      {"outer:H=6,stream=2", 2}}) {
-    const auto runs = on_ranks(3, strategy, [](Strategy& s, Ended& run) {
-      fit_on(s, run, quiet(50), [&](Batch&, std::int64_t made) {
-        if (made == 21 && s.rank() == 1) s.request_stop();
-      });
-    });
+    const auto runs = on_ranks(3, strategy, stopped_at(21));
     same_bits(runs);
     for (const Ended& run : runs) {
       EXPECT_GE(run.loss, 21) << strategy;

@@ -178,19 +178,16 @@ void die_at_every_message(Drill drill, std::int64_t stride) {
 
 TEST(ServerDeaths, AnyRankAtAnyMessage) {
   for (const char* strategy : {"asp+asgd", "ssp:1+asgd", "bsp", "ddc-asgd", "quorum:3,grace=0.002"})
-    for (bool shared : {true, false}) {
-      die_at_every_message({.strategy = strategy, .faults = {.shared_memory = shared}}, shared ? 17 : 29);
-      if (HasFatalFailure()) return;
-    }
+    for (bool shared : {true, false})
+      ASSERT_NO_FATAL_FAILURE(
+          die_at_every_message({.strategy = strategy, .faults = {.shared_memory = shared}}, shared ? 17 : 29));
 }
 
 TEST(ServerDeaths, WhilePartsOfAGradientAreOnTheirWay) {
   for (const char* strategy : {"asp+asgd", "bsp"})
-    for (bool returns : {false, true}) {
-      die_at_every_message(
-          {.strategy = strategy, .faults = {.shared_memory = false}, .returns = returns, .parts = true}, 37);
-      if (HasFatalFailure()) return;
-    }
+    for (bool returns : {false, true})
+      ASSERT_NO_FATAL_FAILURE(die_at_every_message(
+          {.strategy = strategy, .faults = {.shared_memory = false}, .returns = returns, .parts = true}, 37));
 }
 
 // Nothing comes of a gradient of which some parts were sent, and every confirmed push is in the shards of the ranks
@@ -224,18 +221,14 @@ TEST(ServerDeaths, AnErrorInTheMiddleOfBackwardLeavesNothingBehind) {
 }
 
 TEST(ServerDeaths, RanksThatOnlyServe) {
-  for (const char* strategy : {"asp+asgd", "bsp"}) {
-    die_at_every_message({.strategy = strategy, .servers = 2}, 23);
-    if (HasFatalFailure()) return;
-  }
+  for (const char* strategy : {"asp+asgd", "bsp"})
+    ASSERT_NO_FATAL_FAILURE(die_at_every_message({.strategy = strategy, .servers = 2}, 23));
 }
 
 TEST(ServerDeaths, WithDelaysAndDuplicates) {
-  for (std::uint64_t seed = 1; seed <= (every_message() ? 20 : 2); seed++) {
-    die_at_every_message(
-        {.strategy = "asp+asgd", .faults = {.delays = seed, .duplicates = true, .shared_memory = seed % 2 == 0}}, 37);
-    if (HasFatalFailure()) return;
-  }
+  for (std::uint64_t seed = 1; seed <= (every_message() ? 20 : 2); seed++)
+    ASSERT_NO_FATAL_FAILURE(die_at_every_message(
+        {.strategy = "asp+asgd", .faults = {.delays = seed, .duplicates = true, .shared_memory = seed % 2 == 0}}, 37));
 }
 
 TEST(ServerDeaths, TwoRanks) {
@@ -243,26 +236,22 @@ TEST(ServerDeaths, TwoRanks) {
   for (std::int64_t a = 3; a < 160; a += stride)
     for (std::int64_t b = 5; b < 160; b += stride) {
       Drill drill{.strategy = "asp+asgd", .faults = {.deaths = {{1, a}, {2, b}}}};
-      expect_well(drill, run(drill),
-                  "ranks 1 and 2 die at their messages " + std::to_string(a) + " and " + std::to_string(b));
-      if (HasFatalFailure()) return;
+      ASSERT_NO_FATAL_FAILURE(expect_well(
+          drill, run(drill), "ranks 1 and 2 die at their messages " + std::to_string(a) + " and " + std::to_string(b)));
     }
 }
 
 TEST(ServerDeaths, WhoDiedComesBack) {
-  for (const char* strategy :
-       {"asp+asgd", "ssp:1+asgd", "bsp", "ddc-asgd", "quorum:3,grace=0.002", "quorum:2,grace=0"}) {
-    die_at_every_message({.strategy = strategy, .leases = 40, .returns = true}, 33);
-    if (HasFatalFailure()) return;
-  }
+  for (const char* strategy : {"asp+asgd", "ssp:1+asgd", "bsp", "ddc-asgd", "quorum:3,grace=0.002", "quorum:2,grace=0"})
+    ASSERT_NO_FATAL_FAILURE(die_at_every_message({.strategy = strategy, .leases = 40, .returns = true}, 33));
 }
 
 TEST(ServerDeaths, WhoComesBackBeforeOthersHaveBegun) {
   for (const char* strategy : {"asp+asgd", "bsp"})
     for (std::int64_t at = 0; at < 11; at++) {
       const Drill drill{.strategy = strategy, .faults = {.deaths = {{3, at}}}, .returns = true, .late = 2};
-      expect_well(drill, run(drill), drill.strategy + ": rank 3 dies at its message " + std::to_string(at));
-      if (HasFatalFailure()) return;
+      ASSERT_NO_FATAL_FAILURE(
+          expect_well(drill, run(drill), drill.strategy + ": rank 3 dies at its message " + std::to_string(at)));
     }
 }
 
@@ -281,8 +270,7 @@ TEST(ServerDeaths, AnyNumberAtRandom) {
       deaths +=
           " " + std::to_string(drill.faults.deaths.back().rank) + "@" + std::to_string(drill.faults.deaths.back().at);
     }
-    expect_well(drill, run(drill), std::to_string(k) + ": deaths" + deaths);
-    if (HasFatalFailure()) return;
+    ASSERT_NO_FATAL_FAILURE(expect_well(drill, run(drill), std::to_string(k) + ": deaths" + deaths));
   }
 }
 

@@ -93,6 +93,7 @@ TEST(WorkLeases, SeveralOfAnEpochAreDrawnAtOnce) {
 // "2<-over", "2<-stopped", "2<-end", "1<-heard:3:a|b|" the texts of gathering 3.
 struct Told : Channel {
   explicit Told(int ranks) : ranks(ranks), coordinator(*this) {}
+  Told(int ranks, WorkLeases leases) : Told(ranks) { coordinator.begin(ranks, false, std::move(leases)); }
   void send(int to, const MessageHeader& header, std::span<const std::byte> bytes,
             std::shared_ptr<const void>) override {
     using namespace message;
@@ -128,6 +129,12 @@ struct Told : Channel {
   std::shared_ptr<void> new_block(std::size_t) override { return {}; }
 
   std::string said() { return std::exchange(words, ""); }
+  // Does that, and returns what was said.
+  template <class... Given>
+  std::string after(void (Coordinator::*act)(Given...), std::type_identity_t<Given>... given) {
+    (coordinator.*act)(std::move(given)...);
+    return said();
+  }
   int ranks;
   std::string words;
   std::uint64_t request = 0, done = 0;
@@ -136,34 +143,26 @@ struct Told : Channel {
 
 TEST(Coordinator, HandsOutWhatThereIs) {
   Told t(3);
-  t.coordinator.wants(1, 1);
-  EXPECT_EQ(t.said(), "");  // rank 0 has not begun
+  EXPECT_EQ(t.after(&Coordinator::wants, 1, 1), "");  // rank 0 has not begun
   t.coordinator.begin(3, false, {0, 2});
   EXPECT_EQ(t.said(), "1<-0");
-  t.coordinator.wants(0, 1);
-  EXPECT_EQ(t.said(), "0<-1");
-  t.coordinator.wants(2, 7);
-  EXPECT_EQ(t.said(), "2<-none");
+  EXPECT_EQ(t.after(&Coordinator::wants, 0, 1), "0<-1");
+  EXPECT_EQ(t.after(&Coordinator::wants, 2, 7), "2<-none");
   EXPECT_EQ(t.request, 7u);
-  t.coordinator.wants(2, 7);  // once more
-  EXPECT_EQ(t.said(), "");    // it knows
+  EXPECT_EQ(t.after(&Coordinator::wants, 2, 7), "");  // once more: it knows
   EXPECT_TRUE(t.coordinator.done(1, 1));
   EXPECT_FALSE(t.coordinator.done(1, 1));
-  t.coordinator.lost(1, 2);
-  EXPECT_EQ(t.said(), "2<-0");
+  EXPECT_EQ(t.after(&Coordinator::lost, 1, 2), "2<-0");
   EXPECT_EQ(t.done, 1u);
   EXPECT_TRUE(t.coordinator.done(0, 3));
   EXPECT_EQ(t.said(), "0<-over 2<-over");
-  t.coordinator.says_bye(0);
-  EXPECT_EQ(t.said(), "");
-  t.coordinator.says_bye(2);
-  EXPECT_EQ(t.said(), "0<-end 2<-end");
+  EXPECT_EQ(t.after(&Coordinator::says_bye, 0), "");
+  EXPECT_EQ(t.after(&Coordinator::says_bye, 2), "0<-end 2<-end");
 }
 
 // "0<-4+8" are leases 4 to 11. Worker 1 needs four times as long for each.
 TEST(Coordinator, ASlowerWorkerIsGivenFewer) {
-  Told t(2);
-  t.coordinator.begin(2, false, WorkLeases(0, 1000, 8));
+  Told t(2, WorkLeases(0, 1000, 8));
   std::uint64_t request = 0;
   double now = 0;
   auto work = [&](int worker, std::int64_t lease, double seconds) {
@@ -172,8 +171,8 @@ TEST(Coordinator, ASlowerWorkerIsGivenFewer) {
     t.coordinator.wants(worker, ++request);
     return t.said();
   };
-  t.coordinator.wants(0, ++request), t.coordinator.wants(1, ++request);
-  EXPECT_EQ(t.said(), "0<-0+8 1<-8+8");
+  t.coordinator.wants(0, ++request);
+  EXPECT_EQ(t.after(&Coordinator::wants, 1, ++request), "0<-0+8 1<-8+8");
   EXPECT_EQ(work(0, 0, 8), "0<-16+8");
   EXPECT_EQ(work(0, 16, 8), "0<-24+8") << "the first time that is known";
   EXPECT_EQ(work(1, 8, 16), "1<-32+8");
@@ -188,8 +187,7 @@ TEST(Coordinator, ASlowerWorkerIsGivenFewer) {
 }
 
 TEST(Coordinator, KnowsHowLongARankWasAway) {
-  Told t(2);
-  t.coordinator.begin(2, false, {0, 10});
+  Told t(2, {0, 10});
   EXPECT_EQ(t.coordinator.back_after(1, 1), 0) << "it was never away";
   t.coordinator.lost(1, 2), t.coordinator.returned(1);
   t.coordinator.lost(1, 5), t.coordinator.returned(1);  // before it had done anything
@@ -199,14 +197,13 @@ TEST(Coordinator, KnowsHowLongARankWasAway) {
 
 // Of 8 seconds a worker with half as many batches waited 4 for the other: it is as fast.
 TEST(Coordinator, WaitingForOthersIsNoSlowness) {
-  Told t(2);
-  t.coordinator.begin(2, false, WorkLeases(0, 1000, 8, 20));
-  t.coordinator.wants(0, 1), t.coordinator.wants(1, 1);
-  EXPECT_EQ(t.said(), "0<-0+8 1<-8+8");
-  t.coordinator.done(0, 1), t.coordinator.done(8, 1), t.coordinator.wants(1, 2), t.coordinator.wants(0, 2);
-  EXPECT_EQ(t.said(), "1<-16+4 0<-20+8");
-  t.coordinator.done(20, 9), t.coordinator.done(16, 9, 4), t.coordinator.wants(1, 3);
-  EXPECT_EQ(t.said(), "1<-28+8");
+  Told t(2, WorkLeases(0, 1000, 8, 20));
+  t.coordinator.wants(0, 1);
+  EXPECT_EQ(t.after(&Coordinator::wants, 1, 1), "0<-0+8 1<-8+8");
+  t.coordinator.done(0, 1), t.coordinator.done(8, 1), t.coordinator.wants(1, 2);
+  EXPECT_EQ(t.after(&Coordinator::wants, 0, 2), "1<-16+4 0<-20+8");
+  t.coordinator.done(20, 9), t.coordinator.done(16, 9, 4);
+  EXPECT_EQ(t.after(&Coordinator::wants, 1, 3), "1<-28+8");
 }
 
 TEST(Coordinator, KnowsWhoWaitsForWhat) {
@@ -227,31 +224,25 @@ TEST(Coordinator, KnowsWhoWaitsForWhat) {
 TEST(Coordinator, WhoMakesAStepTogetherDrawsTogether) {
   Told t(4);  // the last one only serves
   t.coordinator.begin(3, true, {0, 9});
-  t.coordinator.wants(2, 1), t.coordinator.wants(0, 1);
-  EXPECT_EQ(t.said(), "");
-  t.coordinator.wants(1, 1);
-  EXPECT_EQ(t.said(), "0<-0 1<-1 2<-2");  // in the order of ranks, not of asking
-  t.coordinator.wants(1, 2), t.coordinator.wants(2, 2);
-  EXPECT_EQ(t.said(), "");
-  t.coordinator.lost(0, 1);  // nobody waits for it; what it had comes first
-  EXPECT_EQ(t.said(), "1<-0 2<-3");
+  t.coordinator.wants(2, 1);
+  EXPECT_EQ(t.after(&Coordinator::wants, 0, 1), "");
+  EXPECT_EQ(t.after(&Coordinator::wants, 1, 1), "0<-0 1<-1 2<-2");  // in the order of ranks, not of asking
+  t.coordinator.wants(1, 2);
+  EXPECT_EQ(t.after(&Coordinator::wants, 2, 2), "");
+  EXPECT_EQ(t.after(&Coordinator::lost, 0, 1), "1<-0 2<-3");  // nobody waits for it; what it had comes first
   t.coordinator.returned(0);
-  t.coordinator.wants(1, 3), t.coordinator.wants(2, 3);
-  EXPECT_EQ(t.said(), "");  // it will want one
-  t.coordinator.leaves(2);
-  EXPECT_EQ(t.said(), "");
-  t.coordinator.wants(0, (1ull << 40) | 1);
-  EXPECT_EQ(t.said(), "0<-2 1<-3");  // the leaver's
+  t.coordinator.wants(1, 3);
+  EXPECT_EQ(t.after(&Coordinator::wants, 2, 3), "");  // it will want one
+  EXPECT_EQ(t.after(&Coordinator::leaves, 2), "");
+  EXPECT_EQ(t.after(&Coordinator::wants, 0, (1ull << 40) | 1), "0<-2 1<-3");  // the leaver's
 }
 
 TEST(Coordinator, StopsWhenWhatIsDrawnIsDone) {
-  Told t(2);
-  t.coordinator.begin(2, false, {0, 9});
-  t.coordinator.wants(0, 1), t.coordinator.wants(1, 1);
-  EXPECT_EQ(t.said(), "0<-0 1<-1");
+  Told t(2, {0, 9});
+  t.coordinator.wants(0, 1);
+  EXPECT_EQ(t.after(&Coordinator::wants, 1, 1), "0<-0 1<-1");
   t.coordinator.stop();
-  t.coordinator.wants(0, 2);
-  EXPECT_EQ(t.said(), "0<-none");
+  EXPECT_EQ(t.after(&Coordinator::wants, 0, 2), "0<-none");
   t.coordinator.done(0, 1);
   EXPECT_EQ(t.said(), "");
   t.coordinator.done(1, 1);
@@ -262,8 +253,7 @@ TEST(Coordinator, AStopFromBeforeTheBeginningIsOne) {
   Told t(2);
   t.coordinator.stop();
   t.coordinator.begin(2, false, {0, 9});
-  t.coordinator.wants(1, 1);
-  EXPECT_EQ(t.said(), "0<-stopped 1<-stopped 1<-stopped");
+  EXPECT_EQ(t.after(&Coordinator::wants, 1, 1), "0<-stopped 1<-stopped 1<-stopped");
 }
 
 TEST(Coordinator, IsOverWhenAllHaveLeft) {
@@ -271,55 +261,40 @@ TEST(Coordinator, IsOverWhenAllHaveLeft) {
   t.coordinator.begin(2, false, {0, 9});
   t.coordinator.wants(0, 1), t.coordinator.wants(1, 1);
   t.said();
-  t.coordinator.leaves(0);
-  EXPECT_EQ(t.said(), "");
-  t.coordinator.lost(1, 1);
-  EXPECT_EQ(t.said(), "0<-over 2<-over");  // also to who only serves
+  EXPECT_EQ(t.after(&Coordinator::leaves, 0), "");
+  EXPECT_EQ(t.after(&Coordinator::lost, 1, 1), "0<-over 2<-over");  // also to who only serves
 }
 
 TEST(Coordinator, WhoComesBackAfterTheEndIsToldSo) {
-  Told t(2);
-  t.coordinator.begin(2, false, {0, 0});
-  t.coordinator.wants(0, 1);
-  EXPECT_EQ(t.said(), "0<-over 1<-over 0<-over");
-  t.coordinator.wants(0, 2);
-  EXPECT_EQ(t.said(), "0<-over");
+  Told t(2, {0, 0});
+  EXPECT_EQ(t.after(&Coordinator::wants, 0, 1), "0<-over 1<-over 0<-over");
+  EXPECT_EQ(t.after(&Coordinator::wants, 0, 2), "0<-over");
   t.coordinator.lost(1, 1);
-  t.coordinator.says_bye(0);
-  EXPECT_EQ(t.said(), "0<-end");
+  EXPECT_EQ(t.after(&Coordinator::says_bye, 0), "0<-end");
   t.coordinator.returned(1);
-  t.coordinator.wants(1, (1ull << 40) | 1);
-  EXPECT_EQ(t.said(), "1<-over");
-  t.coordinator.says_bye(1);
-  EXPECT_EQ(t.said(), "1<-end");
+  EXPECT_EQ(t.after(&Coordinator::wants, 1, (1ull << 40) | 1), "1<-over");
+  EXPECT_EQ(t.after(&Coordinator::says_bye, 1), "1<-end");
 }
 
 TEST(Coordinator, TextsOfAllWhoLive) {
   Told t(3);
-  t.coordinator.says(0, 1, "a"), t.coordinator.says(2, 1, "c");
-  EXPECT_EQ(t.said(), "");
-  t.coordinator.says(1, 1, "b");
-  EXPECT_EQ(t.said(), "0<-heard:1:a|b|c| 1<-heard:1:a|b|c| 2<-heard:1:a|b|c|");
+  t.coordinator.says(0, 1, "a");
+  EXPECT_EQ(t.after(&Coordinator::says, 2, 1, "c"), "");
+  EXPECT_EQ(t.after(&Coordinator::says, 1, 1, "b"), "0<-heard:1:a|b|c| 1<-heard:1:a|b|c| 2<-heard:1:a|b|c|");
   t.coordinator.says(1, 2, "x"), t.coordinator.says(0, 2, "y");
-  t.coordinator.lost(2, 0);
-  EXPECT_EQ(t.said(), "0<-heard:2:y|x|| 1<-heard:2:y|x||");
+  EXPECT_EQ(t.after(&Coordinator::lost, 2, 0), "0<-heard:2:y|x|| 1<-heard:2:y|x||");
   t.coordinator.returned(2);  // from the first on
-  t.coordinator.says(2, 1, "C");
-  EXPECT_EQ(t.said(), "2<-heard:1:a|b|C|");
-  t.coordinator.says(2, 2, "");
-  EXPECT_EQ(t.said(), "2<-heard:2:y|x||");
+  EXPECT_EQ(t.after(&Coordinator::says, 2, 1, "C"), "2<-heard:1:a|b|C|");
+  EXPECT_EQ(t.after(&Coordinator::says, 2, 2, ""), "2<-heard:2:y|x||");
 }
 
 TEST(Coordinator, ALossIsForgottenWhenTheRankIsBack) {
   Told t(2);
   t.coordinator.lost(1, 0);
-  t.coordinator.says(0, 1, "a");
-  EXPECT_EQ(t.said(), "0<-heard:1:a||");
+  EXPECT_EQ(t.after(&Coordinator::says, 0, 1, "a"), "0<-heard:1:a||");
   t.coordinator.returned(1);
-  t.coordinator.says(0, 2, "b");
-  EXPECT_EQ(t.said(), "");  // it lives
-  t.coordinator.says(1, 2, "B");
-  EXPECT_EQ(t.said(), "0<-heard:2:b|B| 1<-heard:2:b|B|");
+  EXPECT_EQ(t.after(&Coordinator::says, 0, 2, "b"), "");  // it lives
+  EXPECT_EQ(t.after(&Coordinator::says, 1, 2, "B"), "0<-heard:2:b|B| 1<-heard:2:b|B|");
 }
 
 }  // namespace

@@ -2,7 +2,6 @@
 // what took no part or is frozen, masks that differ, steps that say what they came to.
 #include <limits>
 
-#include "dist/strategies/all_reduce.h"
 #include "layers/train/step_graph.h"
 #include "tests/replicas.h"
 #include "tests/twin.h"
@@ -286,8 +285,7 @@ TEST_F(Engine, ARecordedStepFollowsTheRate) {
 // Every rank of a loop of one's own learns that one of them met a loss that is not finite.
 TEST_F(Engine, ARanksNaNIsEveryRanksError) {
   std::atomic<int> told{0};
-  auto make = [](std::unique_ptr<Communicator> c) { return all_reduce(std::move(c)); };
-  const auto runs = on_ranks(3, make, [&](Strategy& strategy, Ended& run) {
+  const auto runs = on_ranks(3, all_reduced(), [&](Strategy& strategy, Ended& run) {
     const int rank = strategy.rank();
     auto backend = reference_backend(1);
     Weight model;
@@ -354,8 +352,8 @@ TEST_F(Engine, RanksDoNotExchangeWhatIsFrozen) {
   std::uint64_t ranges = 0;
   const std::vector<double> one = train(nullptr, &ranges);
   EXPECT_EQ(ranges, 2u);
-  auto make = [](std::unique_ptr<Communicator> c) { return all_reduce(std::move(c), {.bucket_bytes = 4096}); };
-  const auto runs = on_ranks(2, make, [&](Strategy& strategy, Ended& run) { run.weights = train(&strategy, nullptr); });
+  const auto runs = on_ranks(2, all_reduced({.bucket_bytes = 4096}),
+                             [&](Strategy& strategy, Ended& run) { run.weights = train(&strategy, nullptr); });
   same_bits(runs);
   EXPECT_TRUE(close("weights", runs[0].weights, one, 1e-6));
 }

@@ -3,6 +3,7 @@
 
 #include "core/reference/backend.h"
 #include "layers/train/run.h"
+#include "tests/bench/timing.h"
 #include "tests/training.h"
 
 namespace tandem::test {
@@ -23,27 +24,30 @@ struct Counted4K : MemorySource {  // small segments, so that a few blocks fill 
   std::size_t segment_bytes() const override { return std::size_t{4} << 20; }
 };
 
-TEST(MemoryPool, FreePiecesGiveTheirPagesBackBeforeAHostRunsOut) {
+struct MemoryPool : testing::Test {
+  std::size_t held = 0;
+  CachingAllocator memory{std::make_unique<Counted4K>(held)};
+};
+
+TEST_F(MemoryPool, FreePiecesGiveTheirPagesBackBeforeAHostRunsOut) {
   struct Scarce : Counted4K {
     std::size_t& discarded;
     Scarce(std::size_t& held, std::size_t& d) : Counted4K(held), discarded(d) {}
     std::size_t left() const override { return std::size_t{1} << 20; }
     void discard(void*, std::size_t bytes) override { discarded += bytes; }
   };
-  std::size_t held = 0, discarded = 0;
-  CachingAllocator memory(std::make_unique<Scarce>(held, discarded));
+  std::size_t discarded = 0;
+  CachingAllocator scarce(std::make_unique<Scarce>(held, discarded));
   constexpr std::size_t mib = std::size_t{1} << 20;
-  memory.give(memory.take(6 * mib));
-  void* part = memory.take(4 * mib);  // of those six
+  scarce.give(scarce.take(6 * mib));
+  void* part = scarce.take(4 * mib);  // of those six
   EXPECT_EQ(discarded, 0u);
-  void* whole = memory.take(6 * mib);
+  void* whole = scarce.take(6 * mib);
   EXPECT_EQ(discarded, 2 * mib);
-  memory.give(part), memory.give(whole);
+  scarce.give(part), scarce.give(whole);
 }
 
-TEST(MemoryPool, BlocksReturnToThePoolTheyCameFrom) {
-  std::size_t held = 0;
-  CachingAllocator memory(std::make_unique<Counted4K>(held));
+TEST_F(MemoryPool, BlocksReturnToThePoolTheyCameFrom) {
   const int pool = memory.new_pool();
   for (std::size_t bytes : {std::size_t{1000}, std::size_t{2} << 20}) {
     memory.use_pool(pool);
@@ -107,9 +111,7 @@ TEST(MemoryEnds, NamesWhatIsKeptForRecordedSteps) {
   memory.give(memory.take(std::size_t{5} << 20));
 }
 
-TEST(MemoryPool, WhatIsHeldWhenAPoolIsReleasedIsOrdinaryAfterwards) {
-  std::size_t held = 0;
-  CachingAllocator memory(std::make_unique<Counted4K>(held));
+TEST_F(MemoryPool, WhatIsHeldWhenAPoolIsReleasedIsOrdinaryAfterwards) {
   const int pool = memory.new_pool();
   memory.use_pool(pool);
   void *small = memory.take(600), *large = memory.take(std::size_t{1} << 20);
@@ -123,50 +125,46 @@ TEST(MemoryPool, WhatIsHeldWhenAPoolIsReleasedIsOrdinaryAfterwards) {
   EXPECT_EQ(held, 0u);
 }
 
-TEST(MemoryPool, OnlyOneIsInUse) {
-  std::size_t held = 0;
-  CachingAllocator memory(std::make_unique<Counted4K>(held));
+TEST_F(MemoryPool, OnlyOneIsInUse) {
   memory.use_pool(memory.new_pool());
   EXPECT_REFUSED(memory.use_pool(2), "pool 1 is in use");
 }
 
 // Blocks of three pools and of none are taken and given at random: none is ever in two hands, and none changes its
 // pool.
-TEST(MemoryPool, NoBlockIsEverInTwoHands) {
-  std::size_t held = 0;
-  {
-    CachingAllocator memory(std::make_unique<Counted4K>(held));
-    const int pools[] = {0, memory.new_pool(), memory.new_pool(), memory.new_pool()};
-    std::map<std::byte*, std::pair<std::size_t, int>> live;
-    std::map<std::byte*, int> home;
-    Philox random(7, Stream::test);
-    for (std::uint32_t i = 0; i < 4000; i++) {
-      const Words r = random.block(i);
-      if (live.size() < 40 && r.w[0] % 2) {
-        const int pool = pools[r.w[1] % 4];
-        const std::size_t bytes = r.w[2] % 3 ? 1 + r.w[3] % 5000 : (std::size_t{1} << 20) + r.w[3] % (1 << 20);
-        memory.use_pool(pool);
-        auto* p = static_cast<std::byte*>(memory.take(bytes));
-        memory.use_pool(0);
-        auto after = live.lower_bound(p);
-        const bool clear = (after == live.end() || p + bytes <= after->first) &&
-                           (after == live.begin() || std::prev(after)->first + std::prev(after)->second.first <= p);
-        ASSERT_TRUE(clear) << "two blocks overlap";
-        const int first = bytes < CachingAllocator::large ? home.emplace(p, pool).first->second : pool;
-        ASSERT_EQ(first, pool) << "a block changed pools";
-        live[p] = {bytes, pool};
-      } else if (!live.empty()) {
-        auto it = std::next(live.begin(), r.w[1] % live.size());
-        memory.give(it->first);
-        live.erase(it);
-      }
-      if (i % 500 == 499) {
-        memory.trim();
-        std::erase_if(home, [](const auto& e) { return e.second == 0; });
-      }
+TEST_F(MemoryPool, NoBlockIsEverInTwoHands) {
+  auto own = std::make_unique<CachingAllocator>(std::make_unique<Counted4K>(held));
+  const int pools[] = {0, own->new_pool(), own->new_pool(), own->new_pool()};
+  std::map<std::byte*, std::pair<std::size_t, int>> live;
+  std::map<std::byte*, int> home;
+  Philox random(7, Stream::test);
+  for (std::uint32_t i = 0; i < 4000; i++) {
+    const Words r = random.block(i);
+    if (live.size() < 40 && r.w[0] % 2) {
+      const int pool = pools[r.w[1] % 4];
+      const std::size_t bytes = r.w[2] % 3 ? 1 + r.w[3] % 5000 : (std::size_t{1} << 20) + r.w[3] % (1 << 20);
+      own->use_pool(pool);
+      auto* p = static_cast<std::byte*>(own->take(bytes));
+      own->use_pool(0);
+      auto after = live.lower_bound(p);
+      const bool clear = (after == live.end() || p + bytes <= after->first) &&
+                         (after == live.begin() || std::prev(after)->first + std::prev(after)->second.first <= p);
+      ASSERT_TRUE(clear) << "two blocks overlap";
+      const int first = bytes < CachingAllocator::large ? home.emplace(p, pool).first->second : pool;
+      ASSERT_EQ(first, pool) << "a block changed pools";
+      live[p] = {bytes, pool};
+    } else if (!live.empty()) {
+      auto it = std::next(live.begin(), r.w[1] % live.size());
+      own->give(it->first);
+      live.erase(it);
     }
-    for (auto& [p, what] : live) memory.give(p);
+    if (i % 500 == 499) {
+      own->trim();
+      std::erase_if(home, [](const auto& e) { return e.second == 0; });
+    }
   }
+  for (auto& [p, what] : live) own->give(p);
+  own.reset();
   EXPECT_EQ(held, 0u);
 }
 

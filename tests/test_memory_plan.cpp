@@ -12,6 +12,7 @@
 
 #include "autograd/elementwise.h"
 #include "layers/train/run.h"
+#include "tests/bench/timing.h"
 #include "tests/training.h"
 
 namespace tandem::test {
@@ -43,6 +44,15 @@ void within(MemoryPlan* plan, const std::function<void()>& pass) {
   if (plan) step.emplace(*plan);
   pass();
   if (step) step->end();
+}
+
+// After `passes`, each under this plan: the smallest budget, and what they take within the plan's.
+std::pair<std::size_t, std::size_t> looked_at(Backend& backend, int passes, const MemoryPlanOptions& options,
+                                              const std::function<void(MemoryPlan&)>& pass,
+                                              const SimulatedRates& rates = {}) {
+  MemoryPlan plan(backend, simulated_mover(rates), options);
+  for (int k = 0; k < passes; k++) pass(plan);
+  return {smallest_budget(plan.record(), plan.means()), plan.measured().peak};
 }
 
 // A network whose loss is the sum of its outputs.
@@ -484,12 +494,8 @@ TEST(MemoryPlan, RandomProgramsGiveTheSameBits) {
     const unsigned seed = 1000u + unsigned(g);
     const auto plain = program.pass(seed, nullptr);
     const SwapMode swap = std::array{SwapMode::automatic, SwapMode::swap, SwapMode::recompute}[g % 3];
-    std::size_t least, peak;
-    {
-      MemoryPlan look(*backend, simulated_mover(), {.budget = unlimited, .swap = swap, .smallest = 64});
-      for (int k = 0; k < 2; k++) EXPECT_EQ(program.pass(seed, &look), plain) << g;
-      least = smallest_budget(look.record(), look.means()), peak = look.measured().peak;
-    }
+    const auto [least, peak] = looked_at(*backend, 2, {.budget = unlimited, .swap = swap, .smallest = 64},
+                                         [&](MemoryPlan& look) { EXPECT_EQ(program.pass(seed, &look), plain) << g; });
     const std::size_t budget = least + (peak - least) * (std::size_t(g * 7) % 10) / 10;
     MemoryPlan plan(*backend, simulated_mover({.flops = 1e9, .memory = 1e9, .out = 1e8, .in = 1e8}),
                     {.budget = budget, .swap = swap, .smallest = 64});
@@ -507,13 +513,10 @@ TEST(MemoryPlan, TheForecastIsWhatTheSimulatedDeviceTakes) {
   auto backend = reference_backend(1);
   Program program(*backend, 1);
   for (unsigned seed = 1; seed < 12; seed++) {
-    std::size_t least, peak;
     const SimulatedRates rates{.flops = 1e9, .memory = 1e9, .out = 3e8, .in = 3e8};
-    {
-      MemoryPlan look(*backend, simulated_mover(rates), {.budget = unlimited, .smallest = 64});
-      for (int k = 0; k < 2; k++) program.pass(seed, &look);
-      least = smallest_budget(look.record(), look.means()), peak = look.measured().peak;
-    }
+    const auto [least, peak] = looked_at(
+        *backend, 2, {.budget = unlimited, .smallest = 64}, [&](MemoryPlan& look) { program.pass(seed, &look); },
+        rates);
     MemoryPlan plan(*backend, simulated_mover(rates), {.budget = least + (peak - least) / 2, .smallest = 64});
     for (int k = 0; k < 5; k++) program.pass(seed, &plan);
     ASSERT_NE(plan.choice(), nullptr);
@@ -646,9 +649,8 @@ struct Chain {
   }
   void look(SwapMode swap = SwapMode::automatic) {
     plain = pass(nullptr);
-    MemoryPlan plan(*backend, simulated_mover(), {.budget = unlimited, .swap = swap, .smallest = 1024});
-    for (int k = 0; k < 3; k++) EXPECT_EQ(pass(&plan), plain);
-    least = smallest_budget(plan.record(), plan.means()), peak = plan.measured().peak;
+    std::tie(least, peak) = looked_at(*backend, 3, {.budget = unlimited, .swap = swap, .smallest = 1024},
+                                      [&](MemoryPlan& plan) { EXPECT_EQ(pass(&plan), plain); });
     ASSERT_LT(least, peak);
   }
   void stays_right(SwapMode swap = SwapMode::automatic) {

@@ -205,8 +205,7 @@ std::vector<Trained> trained(bool device, bool cut, std::int64_t rows, const Pla
     if (cut) options.classifier = std::make_shared<SlicedClassifier>(std::move(layers[r]));
     auto strategy = all_reduce(std::move(ranks[r]), options);
     Plain model(sizes);
-    Task task = classification(0.1);
-    strategy->prepare(model, task, {});
+    const Task task = prepared(*strategy, model, 0.1);
     FlatParameters flat(model, twin, 1);
     BoundSgd sgd(flat, {.learning_rate = 0.1, .momentum = 0.9});
     strategy->begin(flat, sgd);

@@ -1,5 +1,4 @@
 // Batch norm over all ranks: what K ranks compute with their shares is what one machine computes with the whole batch.
-#include "dist/strategies/all_reduce.h"
 #include "dist/strategies/replicas.h"
 #include "dist/strategies/sync_batch_norm.h"
 #include "tests/replicas.h"
@@ -116,9 +115,8 @@ struct Block : Module {
   }
 };
 
-std::vector<Ended> on_ranks(int n, const std::function<void(Strategy&, Ended&)>& body) {
-  return on_ranks(
-      n, [](std::unique_ptr<Communicator> c) { return all_reduce(std::move(c), {.bucket_bytes = 4096}); }, body);
+std::vector<Ended> on_ranks(int n, const StrategyBody& body) {
+  return on_ranks(n, all_reduced({.bucket_bytes = 4096}), body);
 }
 
 // In double. Of 37 pictures in batches of 24, the second batch has 13, which no number of ranks here divides.

@@ -1,5 +1,4 @@
 // Tables of numbers, their batches, and the tasks beside classification: regression and several labels.
-#include "dist/strategies/all_reduce.h"
 #include "tests/data_files.h"
 #include "tests/replicas.h"
 
@@ -111,9 +110,7 @@ TEST(Tasks, RegressionHasALossAndNoAccuracyAndRanksAreOneMachine) {
   EXPECT_LT(*e.test_loss, 0.1);
   EXPECT_FALSE(e.train_accuracy || e.test_accuracy || e.validation_accuracy);
   EXPECT_EQ(line_of(e, 12).find('%'), std::string::npos) << line_of(e, 12);
-  const auto ranks = on_ranks(
-      2, [](std::unique_ptr<Communicator> c) { return all_reduce(std::move(c)); },
-      [](Strategy& s, Ended& run) { fit_table(regression(), s, run); });
+  const auto ranks = on_ranks(2, all_reduced(), [](Strategy& s, Ended& run) { fit_table(regression(), s, run); });
   same_bits(ranks);
   EXPECT_LT(furthest(ranks[0].weights, alone.weights), 1e-5);
 }

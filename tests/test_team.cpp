@@ -2,7 +2,6 @@
 #include <sched.h>
 #include <sys/time.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <csignal>
@@ -12,16 +11,11 @@
 #include "autograd/ops.h"
 #include "core/machine.h"
 #include "core/team.h"
+#include "tests/bench/timing.h"
 #include "tests/support.h"
 
 namespace tandem::test {
 namespace {
-
-double cpu_seconds() {  // of all threads of this process
-  timespec t{};
-  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
-  return double(t.tv_sec) + 1e-9 * double(t.tv_nsec);
-}
 
 TEST(Team, RunsEveryPartOnce) {
   for (int call = 0; call < 3000; call++) {

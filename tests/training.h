@@ -42,6 +42,13 @@ struct BoundSgd : SGD {
   BoundSgd(FlatParameters& flat, const SGDOptions& options) : SGD(options) { bind(flat); }
 };
 
+// A classification for which the strategy has prepared the model.
+inline Task prepared(Strategy& strategy, Module& model, double smoothing = 0) {
+  Task task = classification(smoothing);
+  strategy.prepare(model, task, {});
+  return task;
+}
+
 inline RunConfig quiet(int epochs, std::uint64_t seed = 1) {
   RunConfig o;
   o.epochs = epochs;

@@ -5,6 +5,8 @@ import os
 import struct
 import sys
 
+if len(sys.argv) != 2:
+    sys.exit(__doc__)
 here = os.path.dirname(os.path.abspath(__file__))
 for part, count in (("train", 6000), ("t10k", 1000)):
     for kind, header, size in (("images-idx3", 16, 784), ("labels-idx1", 8, 1)):

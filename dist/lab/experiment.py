@@ -290,7 +290,7 @@ def outcome_of(row):
     steps = zip([(0, 0, 0), *evaluations], evaluations)
     good = (all(now[0] > was[0] and now[1] >= was[1] and 0 <= now[2] <= 1 for was, now in steps)
             and (diverged or [accuracy] == [last[2] for last in evaluations[-1:]]) and 0 <= row["participation"] <= 1
-            and min([row["dropped"], row.get("refused", 0), *row["delays"]]) >= 0)
+            and min([row["dropped"], row.get("refused", 0), row["wall_seconds"], *row["delays"]]) >= 0 and row["epochs"] > 0)
     require(good, "an evaluation, the accuracy or a number of pushes cannot be: remove the line, the run is made again")
     return {"refused": 0} | row | {"diverged": diverged, "accuracy": accuracy, "evaluations": evaluations}
 
@@ -598,7 +598,7 @@ if __name__ == "__main__":
         main()
     except (ImportError, OSError, Refused) as e:
         what = (f"{e.name} is missing: apt-get install python3-{e.name}" if isinstance(e, ImportError) else
-                f"{e.filename or 'the results'}: {e.strerror}: give a path that can be read and written"
+                f"{e.filename or 'a file'}: {e.strerror}: give a path that can be read and written, with room"
                 if isinstance(e, OSError) else e)
         print(f"experiment: {what}", file=sys.stderr)
         sys.exit(2)

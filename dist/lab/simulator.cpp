@@ -211,6 +211,7 @@ class Local : public OwnSteps {
 class OwnEpochs : public OwnSteps {
  public:
   OwnEpochs(const SimulatedRun& run, const Federated& how) : OwnSteps(run), epochs_(how.epochs), theta_(sum_.clone()) {
+    note_whole_rounds(how.name(), epochs_, run.options.epochs);
     for (int m = 0; m < workers(); m++) {
       RoundMethod& method = *(workers_[std::size_t(m)].method = how.method());
       method.join(part(m), sgd_);

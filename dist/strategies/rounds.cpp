@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstdio>
 #include <utility>
 #include <vector>
 
@@ -88,6 +89,7 @@ class Rounds : public Replicas {
     const auto length = std::int64_t(std::llround(run.steps_per_epoch));
     const bool first = !std::exchange(planned_, true);
     if (first) steps_ = run.done;
+    if (first && rank() == 0) note_whole_rounds(name(), options_.own_epochs, run.epochs);
     done_ = epoch * length;
     batch_ = first ? std::clamp<std::int64_t>(run.done - epoch * length, 0, length) : 0;
     last_ = length - 1;
@@ -326,6 +328,14 @@ class Rounds : public Replicas {
 }  // namespace
 
 void RoundMethod::merge(Exchanged& e) { join_mean(e.x, e.sent, e.sum, e.ranks); }
+
+void note_whole_rounds(const std::string& name, std::int64_t own_epochs, std::int64_t planned) {
+  if (own_epochs == 0 || planned % own_epochs == 0) return;
+  std::fprintf(stderr, "note: a round of %s has %lld epochs, so %lld are trained and not %lld\n", name.c_str(),
+               static_cast<long long>(own_epochs),
+               static_cast<long long>((planned + own_epochs - 1) / own_epochs * own_epochs),
+               static_cast<long long>(planned));
+}
 
 std::unique_ptr<Strategy> rounds(RoundRanks ranks, const std::string& name,
                                  std::function<std::unique_ptr<RoundMethod>()> make, const RoundsOptions& options) {

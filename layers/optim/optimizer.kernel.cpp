@@ -173,10 +173,9 @@ void Optimizer::measure_all() {
 }
 
 void Optimizer::update(const Tensor* loss) {
-  require(
-      measured_ || flat().slice().count == 1, name(),
-      ": the layers of this model are cut over ranks, and the norms of their "
-      "gradients were not added up: train it by all-reduce, or call measure_all() and add sums() up over the slices");
+  require(measured_ || flat().slice().count == 1, name(),
+          ": layers are cut over ranks, and the norms of their gradients were not added up: train by all-reduce, ",
+          "or call measure_all() and add up sums() over the slices");
   if (!measured_) measure_all();
   measured_ = false;
   check_gradients(loss);

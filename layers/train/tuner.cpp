@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <limits>
+#include <set>
 
 #include "core/clock.h"
 #include "core/elementwise.h"
@@ -138,12 +139,11 @@ std::vector<TunedBatch> tune(const RecordedStep& small, const RecordedStep& larg
     row.exposed = o.exchange.exposed(double(large.parameter_bytes), backward);
     rows.push_back(std::move(row));
   };
-  std::vector<std::int64_t> given = o.batches;
-  const std::int64_t kept = o.multiples.empty() ? 0 : largest_kept(small, large, o.budget);
-  for (double m : o.multiples) given.push_back(std::max<std::int64_t>(1, std::llround(m * double(kept))));
-  std::sort(given.begin(), given.end());
-  for (std::int64_t b : given) try_one(b);
   const std::int64_t most = o.most > 0 ? o.most : std::int64_t(1) << 24;
+  std::set<std::int64_t> given(o.batches.begin(), o.batches.end());
+  const std::int64_t kept = o.multiples.empty() ? 0 : largest_kept(small, large, o.budget);
+  for (double m : o.multiples) given.insert(std::clamp<std::int64_t>(std::llround(m * double(kept)), 1, most));
+  for (std::int64_t b : given) try_one(b);
   for (std::int64_t b = 8; given.empty() && b <= most; b += b & (b - 1) ? b / 3 : b / 2) {  // 8, 12, 16, 24, …
     try_one(b);
     if (rows.size() > 1 && !rows.back().fits() && !rows[rows.size() - 2].fits()) break;

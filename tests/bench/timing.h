@@ -1,10 +1,11 @@
-// For all benches: how long something takes, medians, the memory of the process, the priorities of its threads.
+// For benches and tests: how long something takes, medians, the memory of the process, the priorities of its threads.
 #pragma once
 #include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
+#include <ctime>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -23,6 +24,12 @@ double seconds_of(const F& f) {
 template <class F>
 double milliseconds(const F& f) {
   return 1e3 * seconds_of(f);
+}
+
+inline double cpu_seconds() {  // of all threads of this process
+  timespec t{};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+  return double(t.tv_sec) + 1e-9 * double(t.tv_nsec);
 }
 
 inline double median(std::vector<double> v) {
