@@ -16,7 +16,7 @@ autograd 3518
 layers 6737
 datasets 2112
 cuda 2706
-dist 12425
+dist 12413
 examples 1133
 examples/course 1200
 tests 23194

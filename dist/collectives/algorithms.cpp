@@ -42,14 +42,14 @@ void folded(Steps& s, int rank, int n, std::int64_t count, const Inner& inner) {
   const int core = int(std::bit_floor(unsigned(n)));
   const Piece all{0, count};
   if (rank >= core) {
-    s.list.push_back({.to = rank - core, .out = all, .from = -1, .in = {}});
-    s.list.push_back({.to = -1, .out = {}, .from = rank - core, .in = all});
+    s.list.push_back({.to = rank - core, .out = all});
+    s.list.push_back({.from = rank - core, .in = all});
     return;
   }
   const bool has_partner = rank + core < n;
-  if (has_partner) s.list.push_back({.to = -1, .out = {}, .from = rank + core, .in = all, .combine = true});
+  if (has_partner) s.list.push_back({.from = rank + core, .in = all, .combine = true});
   inner(core);
-  if (has_partner) s.list.push_back({.to = rank + core, .out = all, .from = -1, .in = {}});
+  if (has_partner) s.list.push_back({.to = rank + core, .out = all});
 }
 
 void doubling(Steps& s, int rank, int n, std::int64_t count) {
@@ -83,12 +83,9 @@ template <class Part>
 void down_the_tree(Steps& s, int rank, int n, int root, const Part& part) {
   const int v = around(rank - root, n);
   const int low = v == 0 ? int(std::bit_ceil(unsigned(n))) : v & -v;
-  if (v != 0)
-    s.list.push_back({.to = -1, .out = {}, .from = around(v - low + root, n), .in = part(v, std::min(low, n - v))});
+  if (v != 0) s.list.push_back({.from = around(v - low + root, n), .in = part(v, std::min(low, n - v))});
   for (int d = low / 2; d > 0; d /= 2)
-    if (v + d < n)
-      s.list.push_back(
-          {.to = around(v + d + root, n), .out = part(v + d, std::min(d, n - v - d)), .from = -1, .in = {}});
+    if (v + d < n) s.list.push_back({.to = around(v + d + root, n), .out = part(v + d, std::min(d, n - v - d))});
 }
 
 [[noreturn]] void unfit(Algorithm algorithm, const char* what) {
@@ -164,7 +161,7 @@ Steps broadcast_steps(Algorithm algorithm, int rank, int n, std::int64_t count, 
 Steps barrier_steps(int rank, int n) {
   Steps s;
   for (int distance = 1; distance < n; distance *= 2)
-    s.list.push_back({.to = around(rank + distance, n), .out = {}, .from = around(rank - distance, n), .in = {}});
+    s.list.push_back({.to = around(rank + distance, n), .from = around(rank - distance, n)});
   return s;
 }
 

@@ -27,16 +27,16 @@ struct Piece {
 
 struct Step {
   int to = -1;  // −1: nothing is sent
-  Piece out;
+  Piece out = {};
   int from = -1;  // −1: nothing is received
-  Piece in;
+  Piece in = {};
   bool combine = false;
 };
 
 struct Steps {
-  std::vector<Step> list;
+  std::vector<Step> list = {};
   // The first `wide_steps` steps combine into this piece only; in bf16 it is kept in f32 until they are over.
-  Piece wide;
+  Piece wide = {};
   std::size_t wide_steps = 0;
 };
 

@@ -283,9 +283,7 @@ class MessageCommunicator : public Communicator {
     std::vector<std::int32_t> table(std::size_t(size()) * 2);
     table[std::size_t(rank()) * 2] = color;
     table[std::size_t(rank()) * 2 + 1] = key;
-    Cuts cuts;
-    for (int i = 0; i <= size(); i++) cuts.push_back(2 * i);
-    all_gather(buffer(table), cuts).wait();
+    all_gather(buffer(table)).wait();
     if (color < 0) return nullptr;
     std::vector<int> members;
     for (int r = 0; r < size(); r++)
@@ -309,8 +307,8 @@ class MessageCommunicator : public Communicator {
     const Buffer& data = call.data;
     const bool bf16_sums = data.dtype == DType::bf16;
     switch (call.kind) {
-      case Kind::send: return {.list = {{.to = call.peer, .out = {0, data.count}, .from = -1, .in = {}}}, .wide = {}};
-      case Kind::recv: return {.list = {{.to = -1, .out = {}, .from = call.peer, .in = {0, data.count}}}, .wide = {}};
+      case Kind::send: return {.list = {{.to = call.peer, .out = {0, data.count}}}};
+      case Kind::recv: return {.list = {{.from = call.peer, .in = {0, data.count}}}};
       case Kind::broadcast:
         return broadcast_steps(choose(group_->job->table.broadcast, data.bytes()), rank(), size(), data.count,
                                call.peer);

@@ -47,11 +47,11 @@ void ring(ControlBlock& block) {
 class NodeCommunicator : public QueuedCommunicator {
  public:
   explicit NodeCommunicator(std::unique_ptr<Communicator> base)
-      : QueuedCommunicator(base->group()), base_(std::move(base)), ranks_(size()), rank_(rank()) {
-    const Messages under = messages_under(*base_);
-    wire_ = under.wire;
-    job_ranks_ = under.job_ranks;
-    deadline_ = under.deadline;
+      : QueuedCommunicator(base->group()),
+        base_(std::move(base)),
+        under_(messages_under(*base_)),
+        ranks_(size()),
+        rank_(rank()) {
     const std::size_t control_blocks = (std::size_t(ranks_) * sizeof(ControlBlock) + 4095) / 4096 * 4096;
     arena_ = share(control_blocks + std::size_t(ranks_) * 2 * slot_bytes);
     control_blocks_ = reinterpret_cast<ControlBlock*>(arena_.get());
@@ -179,24 +179,24 @@ class NodeCommunicator : public QueuedCommunicator {
 
   void report_wait() {
     const Collective& o = front();
-    wire_->report_wait({job_ranks_[std::size_t(last_to_arrive(o.sequence))], o.sequence, false, o.header});
+    under_.wire->report_wait({under_.job_ranks[std::size_t(last_to_arrive(o.sequence))], o.sequence, false, o.header});
     wait_reported_ = true;
   }
   // Operations are executed one after the other: each waits for the front of the queue.
   void check(Operation&) override {
     Collective& o = front();
-    const int last = last_to_arrive(o.sequence), job = job_ranks_[std::size_t(last)];
-    const bool gone = o.entered && last != rank_ && wire_->left(job) && !arrived(o.sequence);
-    wire_->progress();  // after left(): a rank that fails reports it before it leaves
+    const int last = last_to_arrive(o.sequence), job = under_.job_ranks[std::size_t(last)];
+    const bool gone = o.entered && last != rank_ && under_.wire->left(job) && !arrived(o.sequence);
+    under_.wire->progress();  // after left(): a rank that fails reports it before it leaves
     if (gone)
       throw CommunicationError(
           job, describe(o.header) + ": " + where(rank_) + " waits for " + where(last) + ", which has left");
     if (o.since == Clock::time_point()) o.since = Clock::now();
     const double waited = seconds_since(o.since);
     if (waited > 0.5) report_wait();
-    if (waited > deadline_)
-      wire_->waited_too_long(
-          job, describe(o.header) + ": " + where(last) + " has not come for " + std::to_string(int(deadline_)) + " s");
+    if (waited > under_.deadline)
+      under_.wire->waited_too_long(job, describe(o.header) + ": " + where(last) + " has not come for " +
+                                            std::to_string(int(under_.deadline)) + " s");
   }
   void rest_for(Operation& operation) override {
     for (int i = 1; i <= spins_; i++) {
@@ -213,17 +213,15 @@ class NodeCommunicator : public QueuedCommunicator {
       moved = true;
       if (front().over) operations_.pop_front();
     }
-    if (moved && std::exchange(wait_reported_, false)) wire_->report_wait({});
+    if (moved && std::exchange(wait_reported_, false)) under_.wire->report_wait({});
     return moved;
   }
 
   std::unique_ptr<Communicator> base_;
+  const Messages under_;
   const std::shared_ptr<NodeMemory> memory_ =
       std::make_shared<NodeMemory>(words_of(double(reinterpret_cast<std::uintptr_t>(this))));
   int blocks_ = 0;  // made so far, in rank 0's memory_
-  std::shared_ptr<Wire> wire_;
-  std::vector<int> job_ranks_;
-  double deadline_;
   int ranks_, rank_;
   int spins_, spins_per_yield_;  // polls before a waiting rank sleeps; and per yield
   std::shared_ptr<std::byte> arena_;
@@ -265,7 +263,8 @@ void NodeCommunicator::decide(Collective& o) const {
   for (int r = 0; r < ranks_; r++) {
     const Intent& theirs = intent(r);
     if (theirs.header.kind != o.header.kind || !theirs.header.agrees(o.header))
-      throw CommunicationError(job_ranks_[std::size_t(r)], mismatch(where(r), theirs.header, where(rank_), o.header));
+      throw CommunicationError(under_.job_ranks[std::size_t(r)],
+                               mismatch(where(r), theirs.header, where(rank_), o.header));
     same_place = same_place && theirs.place == intent(0).place && theirs.place >= 0;
   }
   if (o.way != Way::undecided) return;

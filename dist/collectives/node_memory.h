@@ -1,7 +1,6 @@
 // Memory shared by the processes of a host: blocks in unnamed files (memfd), which other processes find in /proc by
 // their label. No message is needed, and a killed process leaves no files.
 #pragma once
-#include <cstdint>
 #include <map>
 #include <memory>
 #include <mutex>

@@ -20,7 +20,6 @@
 #include <optional>
 #include <string>
 #include <thread>
-#include <utility>
 #include <vector>
 
 #include "dist/collectives/wire.h"
@@ -46,7 +45,6 @@ class Control {
     return names_[std::size_t(rank)];
   }
   const Deadlines& deadlines() const { return deadlines_; }
-  double deadline() const { return deadlines_.wait; }
   const Membership& membership() const { return membership_; }  // at the time when this rank joined
   bool goes_on() const { return membership_.goes_on; }
   // Returns the text of every rank, in the order of ranks. All ranks call it in the same order, and it waits for all;

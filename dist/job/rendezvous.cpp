@@ -52,10 +52,6 @@ Deadlines Deadlines::from(const Variables& variables) {
   return d;
 }
 
-RendezvousListener::~RendezvousListener() {
-  if (begun >= 0) close(begun);
-}
-
 Rendezvous::Address Rendezvous::address(const Variables& variables) {
   token_ = variables("TANDEM_TOKEN");
   if (!token_.empty() && token_.size() < 16)
@@ -89,7 +85,7 @@ Rendezvous::Rendezvous(const Place& place, const Deadlines& deadlines, const Var
   if (!options.goes_on)
     listener_.reset();
   else if (there.local())
-    listen(listener_->begun = local_socket(begun_name(place.job)), 16);
+    listener_->begun.emplace(local_socket(begun_name(place.job)), token_).open();
 }
 
 Rendezvous::~Rendezvous() {

@@ -8,6 +8,7 @@
 #pragma once
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -35,8 +36,7 @@ bool has_begun(const std::string& job);
 struct RendezvousListener {
   RendezvousListener(int socket, const std::string& token) : listener(socket, token) { listener.open(); }
   HandshakeListener listener;
-  int begun = -1;  // a socket that has_begun() finds
-  ~RendezvousListener();
+  std::optional<HandshakeListener> begun;  // has_begun() finds it; nobody is accepted there
 };
 
 // The part of one rank in the rendezvous. The defaults are for tests.

@@ -267,15 +267,13 @@ class Launch {
     const std::string strategy = variable("TANDEM_STRATEGY");
     const bool stops = c_.on_failure == "stop";
     goes_on_ = !stops && goes_on_without_lost_ranks(strategy);
-    if (c_.restarts > 0 && stops)
-      refuse("--restart ", c_.restarts, ": with --on-failure stop no rank is started again: leave one of them out");
-    if (c_.restarts > 0 && goes_on_ && !ranks_return(strategy))
+    if (c_.restarts > 0 && (stops || !ranks_return(strategy)))
       refuse("--restart ", c_.restarts,
-             ": under machines+ and hybrid+ a host leaves as a whole, and its ranks cannot come back one at a time: "
-             "leave it out");
-    if (c_.restarts > 0 && !goes_on_)
-      refuse("--restart ", c_.restarts,
-             ": only in a job of a parameter server can a rank come back (--strategy ddc-asgd)");
+             stops ? ": with --on-failure stop no rank is started again: leave one of them out"
+             : goes_on_
+                 ? ": under machines+ and hybrid+ a host leaves as a whole, and its ranks cannot come back one at "
+                   "a time: leave it out"
+                 : ": only in a job of a parameter server can a rank come back (--strategy ddc-asgd)");
     // Only a rendezvous on a local socket shows when all ranks have joined. Otherwise rank 0 reports the missing ranks.
     begun_ = !goes_on_ || !here_only() || !variable("TANDEM_TOKEN").empty();
     // The ranks inherit these, also over ssh. The token can be given, because a user who restarts a rank by hand on

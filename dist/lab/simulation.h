@@ -17,7 +17,6 @@
 #include "core/clock.h"
 #include "core/machine.h"
 #include "core/memory.h"
-#include "core/random.h"
 #include "core/text.h"
 #include "dist/lab/simulator.h"
 #include "dist/server/shard_service.h"

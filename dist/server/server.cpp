@@ -171,7 +171,7 @@ ServerNode::Counts ServerNode::counts() {
 std::vector<ShardEvent> ServerNode::events() {
   std::vector<ShardEvent> all;
   read([&] {
-    if (const ShardService* first = shard_server_->first()) all = first->events();
+    if (const ShardService* first = shard_server_ ? shard_server_->first() : nullptr) all = first->events();
   });
   return all;
 }
@@ -510,7 +510,6 @@ void ServerNode::handle(int from, const Message& message, std::span<std::byte> b
                    report_refusals();
                    change([&] {
                      over_ = true;
-                     stopped_ = m.stopped;
                      leases_done_ = std::max(leases_done_.load(), m.leases_done);
                    });
                  },

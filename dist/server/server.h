@@ -116,7 +116,6 @@ class ServerNode {
   // After a call threw because rank 0 is lost: true if this is the lowest live worker, as far as this rank knows.
   bool is_first_survivor() const;
   void stop() { post_message(message::StopAll{}); }  // no worker draws more leases; any rank may call it
-  bool stopped() const { return stopped_; }
 
   // The metric sums of all workers' training since the last call; only rank 0 has them.
   MetricSums trained() {
@@ -224,8 +223,7 @@ class ServerNode {
   std::atomic<bool> pushes_parts_{false};  // Worker::sends_parts(), at the last answer
   bool waiting_ = true;                    // for an answer; begin() requests the first
   bool velocity_here_ = false;
-  bool over_ = false, ended_ = false;  // these and the next two: as reported by rank 0
-  std::atomic<bool> stopped_{false};
+  bool over_ = false, ended_ = false;  // these and the next: as reported by rank 0
   std::atomic<std::int64_t> leases_done_{0};
   bool end_ = false;  // this object is being destroyed
   MetricSums sums_;

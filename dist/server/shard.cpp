@@ -5,7 +5,6 @@
 #include <cstring>
 #include <utility>
 
-#include "core/backend.h"
 #include "core/elementwise.h"
 
 namespace tandem {
@@ -114,16 +113,12 @@ std::vector<Tensor> Shard::kept() const {
 
 void Shard::go_on_at(std::uint64_t version) {
   version_ = version;
-  for (Worker& w : workers_) {
-    w.sent = values_;
-    w.version = version;
-  }
+  for (Worker& w : workers_) was_sent(w, values_);
 }
 
 void Shard::forget(int worker) {
   Worker& w = workers_[std::size_t(worker)];
-  w.sent = values_;
-  w.version = version_;
+  was_sent(w, values_);
   if (w.square_avg.defined()) w.square_avg.fill(0);
   if (w.own.defined()) w.own.fill(0);
   if (!w.own.defined() || !velocity_.defined()) return;

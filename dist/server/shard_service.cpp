@@ -5,7 +5,6 @@
 #include <numeric>
 #include <utility>
 
-#include "core/backend.h"
 #include "core/elementwise.h"
 #include "core/math.h"
 

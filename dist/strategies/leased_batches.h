@@ -103,7 +103,7 @@ class LeasedBatches : public BatchSource {
   // Returns the leader's `number`.
   std::int64_t share_done(std::int64_t number = 0) {
     std::int64_t numbers[] = {number, node_.leases_done()};
-    machine_.on_host().broadcast({numbers, sizeof numbers, DType::u8}, 0).wait();
+    machine_.flags().broadcast({numbers, sizeof numbers, DType::u8}, 0).wait();
     done_ = numbers[1];
     return numbers[0];
   }

@@ -1,9 +1,7 @@
 #include "dist/strategies/local_steps.h"
 
 #include <algorithm>
-#include <iterator>
 #include <limits>
-#include <utility>
 
 #include "core/elementwise.h"
 #include "dist/strategies/averages.h"

@@ -10,8 +10,6 @@
 // whole.
 #pragma once
 #include <algorithm>
-#include <cstdint>
-#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -26,27 +24,22 @@
 
 namespace tandem {
 
-class MachineShare {
+class MachineShare : public DataAndFlags {
  public:
   // on_host: the ranks of this machine. ranks: their numbers in the job. job_size: the number of the job's ranks.
   MachineShare(std::unique_ptr<Communicator> on_host, std::vector<int> ranks, int job_size)
-      : between_(std::move(on_host)), ranks_(std::move(ranks)), job_size_(job_size) {
+      : DataAndFlags(std::move(on_host)), ranks_(std::move(ranks)), job_size_(job_size) {
     require(int(ranks_.size()) == size(), "a machine of ", size(), " ranks, of which ", ranks_.size(), " are named");
   }
 
-  // As DataAndFlags (dist/collectives/on_devices.h).
-  void begin(Backend& backend, double deadline) { between_.begin(backend, deadline); }
-  void end() { between_.end(); }
-  Communicator& data() const { return between_.data(); }      // for vectors of the backend
-  Communicator& on_host() const { return between_.flags(); }  // for host memory
-  int size() const { return on_host().size(); }
-  int place() const { return on_host().rank(); }  // of this rank on the machine
-  bool leads() const { return place() == 0; }     // leases the machine's batches
+  int size() const { return flags().size(); }
+  int place() const { return flags().rank(); }  // of this rank on the machine
+  bool leads() const { return place() == 0; }   // leases the machine's batches
   int rank() const { return ranks_[std::size_t(place())]; }
   int job_size() const { return job_size_; }
   bool holds(int rank) const { return std::find(ranks_.begin(), ranks_.end(), rank) != ranks_.end(); }
   // The texts of this machine's ranks.
-  std::vector<std::string> gather(const std::string& mine) { return gather_texts(on_host(), mine); }
+  std::vector<std::string> gather(const std::string& mine) { return gather_texts(flags(), mine); }
   // The texts of all ranks of the job, in the order of ranks; of a lost machine empty ones. in_lane: gathers its
   // argument over the ranks with this place on their machines.
   template <class Gather>
@@ -70,12 +63,11 @@ class MachineShare {
   void sum(Step& s) {
     std::vector<double> all{s.not_finite, s.stops,        s.samples,     s.next_lease,
                             s.sums.loss,  s.sums.correct, s.sums.samples};
-    on_host().all_reduce(buffer(all)).wait();
+    flags().all_reduce(buffer(all)).wait();
     s = {all[0], all[1], all[2], all[3], {.loss = all[4], .correct = all[5], .samples = all[6]}};
   }
 
  private:
-  DataAndFlags between_;
   std::vector<int> ranks_;
   int job_size_;
 };

@@ -67,9 +67,14 @@ std::vector<double> gather_numbers(Communicator& over, const std::vector<double>
   return all;
 }
 
-std::vector<std::string> gather_texts(Communicator& over, const std::string& mine) {
+Cuts gather_cuts(Communicator& over, std::int64_t mine) {
   Cuts cuts{0};
-  for (double length : gather_numbers(over, {double(mine.size())})) cuts.push_back(cuts.back() + std::int64_t(length));
+  for (double length : gather_numbers(over, {double(mine)})) cuts.push_back(cuts.back() + std::int64_t(length));
+  return cuts;
+}
+
+std::vector<std::string> gather_texts(Communicator& over, const std::string& mine) {
+  const Cuts cuts = gather_cuts(over, std::int64_t(mine.size()));
   std::vector<std::uint8_t> text(static_cast<std::size_t>(cuts.back()));
   std::copy(mine.begin(), mine.end(), text.begin() + cuts[std::size_t(over.rank())]);
   over.all_gather(buffer(text), cuts).wait();

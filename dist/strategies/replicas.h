@@ -32,6 +32,8 @@ struct OnHost {
 // all.
 std::vector<double> gather_numbers(Communicator& over, const std::vector<double>& mine);
 std::vector<std::string> gather_texts(Communicator& over, const std::string& mine);
+// Where the ranks' pieces begin, one after the other in the order of ranks; this rank's has `mine` elements.
+Cuts gather_cuts(Communicator& over, std::int64_t mine);
 
 // Adds up the measured norms of gradients of which each rank has a part.
 void add_norms(Communicator& over, Optimizer& optimizer);

@@ -39,7 +39,7 @@ class ServedVectors {
   // Memory that other ranks of the host read, so that gradients are pushed or summed over the machine without a copy.
   FlatMemory memory() {
     return memory_from([this](std::size_t bytes) {
-      return machine_.size() > 1 ? machine_.on_host().allocate(bytes) : node_.memory(bytes);
+      return machine_.size() > 1 ? machine_.flags().allocate(bytes) : node_.memory(bytes);
     });
   }
 
@@ -121,7 +121,7 @@ class ServedVectors {
   // the pushed form (clipped by the norm of the whole, with weight decay); on a machine the other parts are undefined.
   // False: a gradient or the loss was not finite on some rank.
   bool combine(MachineShare::Step& step, const Tensor& loss) {
-    Communicator& machine = machine_.on_host();
+    Communicator& machine = machine_.flags();
     Optimizer& optimizer = *optimizer_;
     if (machine.size() > 1) {
       step.not_finite = std::isfinite(loss.item()) ? 0 : 1;
@@ -214,7 +214,7 @@ class ServedVectors {
   Buffer values() { return part(values_.of(flat_->values), pulled_); }
   void take() {
     unpack(pulled_, values_, flat_->values);
-    if (flat_->buffers.numel() > 0) machine_.on_host().broadcast(buffers_.of(flat_->buffers), 0).wait();
+    if (flat_->buffers.numel() > 0) machine_.flags().broadcast(buffers_.of(flat_->buffers), 0).wait();
     buffers_.upload(flat_->buffers);
     flat_->count_writes(flat_->all());
     if (theta_.defined()) theta_.copy_from(flat_->values);
