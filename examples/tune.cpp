@@ -5,6 +5,7 @@
 //   build/tune --model resnet152 --memory-budget 8G --on h200 --ranks 4 --link 10G
 #include <cmath>
 #include <cstdio>
+#include <set>
 
 #include "tandem.h"
 
@@ -118,10 +119,9 @@ std::string command(const Tuned& t, const RunConfig& o) {
                   : "";
   c += printed("build/train --data-set %s --model %s --batch %lld --lr %s", o.data_set.c_str(), o.model.c_str(),
                static_cast<long long>(t.batch), digits(t.rate, 4).c_str());
+  const std::set<std::string> kept{"--data", "--size", "--dtype", "--epochs", "--seed", "--scratch", "--optimizer"};
   for (const auto& [name, value] : o.given)
-    if (std::set<std::string>{"--data", "--size", "--dtype", "--epochs", "--seed", "--scratch", "--optimizer"}.count(
-            name))
-      c += " " + name + " " + value;
+    if (kept.count(name)) c += " " + name + " " + value;
   if (t.schedule != usual_schedule) c += " --schedule " + t.schedule;
   if (o.memory_budget > 0) c += printed(" --memory-budget %zu", o.memory_budget);
   return o.swap == SwapMode::automatic ? c : c + " --swap " + name_of(o.swap);

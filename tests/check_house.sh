@@ -11,15 +11,15 @@ while read -r room most; do
   is=$(lines "$room")
   [ "$is" -le "$most" ] || { echo "$room has $is lines of code, more than its ceiling of $most"; wrong=1; }
 done <<'END'
-core 7116
+core 7115
 autograd 3518
 layers 6737
 datasets 2112
 cuda 2706
-dist 12413
+dist 12425
 examples 1133
 examples/course 1200
-tests 23194
+tests 23199
 END
 if clang-format --version 2>/dev/null | grep -q 'version 14\.'; then
   find core autograd layers datasets cuda dist examples tests -name '*.cpp' -o -name '*.h' -o -name '*.cu' |

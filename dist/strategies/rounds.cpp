@@ -331,10 +331,8 @@ void RoundMethod::merge(Exchanged& e) { join_mean(e.x, e.sent, e.sum, e.ranks); 
 
 void note_whole_rounds(const std::string& name, std::int64_t own_epochs, std::int64_t planned) {
   if (own_epochs == 0 || planned % own_epochs == 0) return;
-  std::fprintf(stderr, "note: a round of %s has %lld epochs, so %lld are trained and not %lld\n", name.c_str(),
-               static_cast<long long>(own_epochs),
-               static_cast<long long>((planned + own_epochs - 1) / own_epochs * own_epochs),
-               static_cast<long long>(planned));
+  std::fprintf(stderr, "note: %s makes whole rounds of %lld epochs: more than the %lld that are wanted\n", name.c_str(),
+               static_cast<long long>(own_epochs), static_cast<long long>(planned));
 }
 
 std::unique_ptr<Strategy> rounds(RoundRanks ranks, const std::string& name,
