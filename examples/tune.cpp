@@ -5,7 +5,6 @@
 //   build/tune --model resnet152 --memory-budget 8G --on h200 --ranks 4 --link 10G
 #include <cmath>
 #include <cstdio>
-#include <set>
 
 #include "tandem.h"
 

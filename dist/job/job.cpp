@@ -21,7 +21,7 @@ namespace {
 // The settings that must be the same on all ranks, one per line.
 std::string terms_in(const Variables& variables) {
   std::ostringstream text;
-  text << "Tandem's messages: version 8\nUCX " << Ucx::version() << "\n";
+  text << "Tandem's messages: version 7\nUCX " << Ucx::version() << "\n";
   for (const auto& [name, otherwise] : {std::pair{"TANDEM_STRATEGY", "all-reduce"}, {"TANDEM_HOSTS_AS", "1"}}) {
     const std::string value = variables(name);
     text << name << " " << (value.empty() ? otherwise : value) << "\n";

@@ -124,7 +124,7 @@ void Coordinator::hand_out() {
 }
 
 // ---- the end --------------------------------------------------------------------------------------------------------
-void Coordinator::send_over(int rank) { send(channel_, rank, message::Over{leases_done()}); }
+void Coordinator::send_over(int rank) { send(channel_, rank, message::Over{stop_asked_, leases_done()}); }
 
 void Coordinator::says_bye(int rank) {
   if (end_sent_) return send(channel_, rank, message::End{});  // it rejoined after that message was sent

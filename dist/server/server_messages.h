@@ -85,7 +85,8 @@ struct LeaseIs {  // count: consecutive leases; 0: none is available now
   std::uint64_t request;
   std::int64_t lease, count, leases_done;
 };
-struct Over {  // the run
+struct Over {  // stopped: a rank has stopped the run
+  std::uint64_t stopped;
   std::int64_t leases_done;
 };
 struct End {};  // all ranks have sent Bye: the receiver may exit

@@ -89,7 +89,7 @@ class Rounds : public Replicas {
     const auto length = std::int64_t(std::llround(run.steps_per_epoch));
     const bool first = !std::exchange(planned_, true);
     if (first) steps_ = run.done;
-    if (first && rank() == 0) note_whole_rounds(name(), options_.own_epochs, run.epochs);
+    if (first && rank() == 0) note_whole_rounds(name(), options_.own_epochs, int(run.epochs));
     done_ = epoch * length;
     batch_ = first ? std::clamp<std::int64_t>(run.done - epoch * length, 0, length) : 0;
     last_ = length - 1;
@@ -329,10 +329,9 @@ class Rounds : public Replicas {
 
 void RoundMethod::merge(Exchanged& e) { join_mean(e.x, e.sent, e.sum, e.ranks); }
 
-void note_whole_rounds(const std::string& name, std::int64_t own_epochs, std::int64_t planned) {
+void note_whole_rounds(const std::string& name, std::int64_t own_epochs, int planned) {
   if (own_epochs == 0 || planned % own_epochs == 0) return;
-  std::fprintf(stderr, "note: %s makes whole rounds of %lld epochs: more than the %lld that are wanted\n", name.c_str(),
-               static_cast<long long>(own_epochs), static_cast<long long>(planned));
+  std::fprintf(stderr, "note: --epochs %d ends within a round of %s: it is made to its end\n", planned, name.c_str());
 }
 
 std::unique_ptr<Strategy> rounds(RoundRanks ranks, const std::string& name,

@@ -110,7 +110,7 @@ struct RoundsOptions {
 };
 
 // Prints that a run of `planned` epochs trains more of them, if they are no whole number of rounds of own_epochs.
-void note_whole_rounds(const std::string& name, std::int64_t own_epochs, std::int64_t planned);
+void note_whole_rounds(const std::string& name, std::int64_t own_epochs, int planned);
 
 // make: called by begin(). end() releases the method's vectors. Throws CommunicationError from begin() and at
 // exchanges if another rank fails, and Error if the ranks have different models.
