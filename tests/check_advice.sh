@@ -75,7 +75,7 @@ advice 'Say --memory-budget' $build/tune --data synthetic --data-set fashion-mni
 says 0 '' $build/tune --data synthetic --data-set fashion-mnist --model mlp --threads 1 --memory-budget 100M --batches 500
 command=$(sed -n "s|.*\(build/train .*\)|\1|p" "$there/out" | head -n 1)
 [ "$command" ] || complain "tune names no command: $(cat "$there/out")"
-says 0 'test accuracy' $build/${command#build/} --data synthetic --epochs 1
+says 0 'test accuracy' $build/${command#build/} --epochs 1
 warned 'batches, so each epoch makes one smaller step' $train --accumulate 200 -- $train --accumulate 20
 says 0 'batch norm has only 8 pictures' $run "$build/fashion_mnist" --data $pictures --model smallcnn-bn --epochs 1 --batch 16 --stop-after 2
 warned 'batch norm has only' $run "$build/fashion_mnist" --data $pictures --model smallcnn-bn --epochs 1 --batch 16 --stop-after 2 -- \

@@ -51,7 +51,7 @@ for option in metrics trace dot export-torch export-onnx tensorboard; do
   [ $option = tensorboard ] || short 2 "--$option $there: cannot be written: " --$option "$there"
 done
 for option in import-torch resume; do
-  for more in '' --evaluate; do short 2 "--$option $there/table: its first 8 bytes promise" --$option "$there/table" $more; done
+  for more in '' --evaluate; do short 2 "--$option $there/table: its first 8 bytes give" --$option "$there/table" $more; done
   short 2 "--$option $there/none: " --$option "$there/none"
 done
 for option in exact-conv sync-bn; do short 2 "--$option: this model has no" --$option; done
@@ -68,7 +68,7 @@ says 1 'cannot tell whether the model learns: too few steps' \
 
 # ---- The minibatch for a memory --------------------------------------------------------------------------------------
 tune="$build/tune --data synthetic --data-set fashion-mnist --model lenet5 --threads 1"
-says 0 'build/train --data-set fashion-mnist --model lenet5 --batch 32 --lr 0.025 --memory-budget' \
+says 0 'build/train --data-set fashion-mnist --model lenet5 --batch 32 --lr 0.025 --data synthetic --memory-budget' \
   $tune --memory-budget 1G --batches 32 --metrics "$there/tune.jsonl"
 grep -q '"event":"memory"' "$there/tune.jsonl" || complain "tune --metrics wrote no memory: $(cat "$there/tune.jsonl")"
 says 0 'not measured on a simulated device' $tune --memory-budget 20M --on h200 --batches 1x,4x --ranks 4 --link 1G
