@@ -96,7 +96,8 @@ def slow_links():
 
 def memory():
     """A step under budgets from all memory to the least: examples/experiments/memory_curve.sh."""
-    text = [line for line in (ROOT / "examples/experiments/memory_curve.csv").read_text().splitlines() if line[0] != "#"]
+    text = (ROOT / "examples/experiments/memory_curve.csv").read_text()
+    text = [line for line in text.splitlines() if line[0] != "#"]
     rows = list(csv.DictReader(text))
     megabytes = [float(r["budget"]) / 1e6 for r in rows]
     figure, axes = pyplot.subplots()
