@@ -226,15 +226,15 @@ Variable SlicedClassifier::loss(const Variable& x, const Tensor& labels, double 
   const Rows rows{ranks_, gather_cuts(ranks_->flags(), x.size(0))};
   const Variable all = record<GatherRows>(rows.gathered(x.value()), {&x}, {}, rows);
   const Tensor y = rows.gathered(labels);
-  if (!backend.asynchronous())
-    for (double label : y.values())
-      require(label >= 0 && label < double(classes()), "hybrid: the label ", label, ", but there are ", classes(),
-              " classes: labels are 0 to ", classes() - 1);
+  const Numbers on_host = backend.asynchronous() && sample_ == 1 ? Numbers() : y.values();
+  for (double label : on_host)
+    require(label >= 0 && label < double(classes()), "hybrid: the label ", label, ", but there are ", classes(),
+            " classes: labels are 0 to ", classes() - 1);
   Tensor places;
   Variable w = *weight_, b = *bias_;
   double taking_part = double(classes());
   if (sample_ < 1) {
-    const std::vector<std::int32_t> chosen = sampled(y.values());
+    const std::vector<std::int32_t> chosen = sampled(on_host);
     Numbers place(std::size_t(width()), -1);
     for (std::size_t i = 0; i < chosen.size(); i++) place[std::size_t(chosen[i])] = double(i);
     places = Tensor::of(backend, {width()}, place, DType::i32);

@@ -109,7 +109,7 @@ struct RoundsOptions {
   double sample = 1;
 };
 
-// Prints that a run of `planned` epochs trains more of them, if they are no whole number of rounds of own_epochs.
+// Prints a note if `planned` epochs are not a multiple of own_epochs: the last round is then trained to its end.
 void note_whole_rounds(const std::string& name, std::int64_t own_epochs, int planned);
 
 // make: called by begin(). end() releases the method's vectors. Throws CommunicationError from begin() and at

@@ -1,6 +1,6 @@
-// The softmax over classes that are divided over ranks: what one rank computes for its slice of the logits, and what
-// all ranks compute of the results for whole rows. The work is done on the tensors' device, and the calls do not wait
-// for it.
+// The softmax over classes that are divided over ranks. slice_of_rows() computes the part of one rank, for its slice of
+// the logits; join_slices() combines the parts of all ranks. The work is done on the tensors' device, and the calls do
+// not wait for it.
 #pragma once
 #include "core/tensor.h"
 
