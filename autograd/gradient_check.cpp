@@ -69,10 +69,10 @@ GradientReport check_gradient(const std::function<Variable(std::span<const Varia
     }
   }
   report.passed = report.passed && report.compared > 0;
-  report.text = printed("%s: worst relative error %.6g over %lld elements (%lld at kinks skipped)",
-                        report.passed ? "gradient agrees" : "GRADIENT DIFFERS", report.worst,
-                        static_cast<long long>(report.compared), static_cast<long long>(report.skipped)) +
-                (report.passed ? "" : worst);
+  report.text =
+      printed("%s: worst relative error %.6g over %ld elements (%ld at kinks skipped)",
+              report.passed ? "gradient agrees" : "GRADIENT DIFFERS", report.worst, report.compared, report.skipped) +
+      (report.passed ? "" : worst);
   return report;
 }
 

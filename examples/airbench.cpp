@@ -74,7 +74,7 @@ Result attempt(const RunConfig& o, std::uint64_t seed, Backend& backend, const P
     if (done == total) lookahead.pull(1);
     if (!prints) continue;
     pause("epoch " + std::to_string(epoch + 1));
-    std::printf("epoch %lld  test accuracy %.2f %%  %.2f s of training\n", static_cast<long long>(epoch + 1),
+    std::printf("epoch %ld  test accuracy %.2f %%  %.2f s of training\n", epoch + 1,
                 100 * looks.accuracy(model, backend, 1), run.seconds);
     std::fflush(stdout);
     begin = Clock::now();

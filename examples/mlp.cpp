@@ -30,7 +30,7 @@ int main(int argc, char** argv) {
     SGD sgd({.learning_rate = o.learning_rate, .momentum = 0.9});
     FitReport report = fit(model, cross_entropy_loss(), sgd, *backend, {train, nullptr, &test}, o);
     for (auto& [name, parameter] : model.parameters())
-      std::printf("%-14s %lld values\n", name.c_str(), (long long)parameter->shape.numel());
+      std::printf("%-14s %ld values\n", name.c_str(), parameter->shape.numel());
     if (!report.epochs.empty()) std::printf("test accuracy %.2f %%\n", 100 * *report.epochs.back().test_accuracy);
   });
 }

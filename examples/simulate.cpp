@@ -150,7 +150,7 @@ void show_delays(const SimulatorReport& r) {
   for (std::size_t b = 0; b < bars.size(); b++) {
     std::string bar;
     for (std::int64_t k = 0; k < 40 * bars[b] / most; k++) bar += "█";
-    std::printf("%6zu %8lld%s%s\n", b * step, static_cast<long long>(bars[b]), bar.empty() ? "" : " ", bar.c_str());
+    std::printf("%6zu %8ld%s%s\n", b * step, bars[b], bar.empty() ? "" : " ", bar.c_str());
   }
   if (r.dropped)
     std::printf("dropped, since too late: %s; %.1f %% of all were applied\n", counted(r.dropped, "gradient").c_str(),

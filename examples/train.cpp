@@ -12,9 +12,9 @@ int main(int argc, char** argv) {
         {.data_set = "fashion-mnist", .model = "smallcnn", .epochs = 8, .chooses_batch = true, .learning_rate = 0.1});
     auto backend = make_backend(o);
     Dataset data = load_dataset(o.data_set, o.data, o.folder);
-    std::printf("%s: %lld + %lld pictures, %d × %d, %s, %d classes\n", data.name.c_str(),
-                static_cast<long long>(data.train.count()), static_cast<long long>(data.test.count()), data.side(),
-                data.side(), counted(data.channels(), "channel").c_str(), data.classes());
+    std::printf("%s: %ld + %ld pictures, %d × %d, %s, %d classes\n", data.name.c_str(), data.train.count(),
+                data.test.count(), data.side(), data.side(), counted(data.channels(), "channel").c_str(),
+                data.classes());
     choose_batch(o, data, *backend);
     Loaders loaders(data, o, *backend);
 

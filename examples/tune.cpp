@@ -40,8 +40,7 @@ RunConfig options(int argc, char** argv, TuneRequest& r) {
   own.number("--ranks", x.ranks, 1, large, "how many train together");
   own.add({"--link", "bit/s of each rank's link: 10G, 500M (default: no limit)", "", [&](const std::string& v) {
              const double unit = v.ends_with('G') ? 1e9 : v.ends_with('M') ? 1e6 : 0;
-             const auto number = parsed<double>(v.substr(0, v.size() - 1));
-             x.link = number.value_or(0) * unit / 8;
+             x.link = parsed<double>(v.substr(0, v.size() - 1)).value_or(0) * unit / 8;
              if (!(x.link > 0) || !std::isfinite(x.link)) refuse("--link ", v, ": expected bit/s: 10G, 500M");
            }});
   own.choice("--exchange", exchange, {"server", "all-reduce"}, "server or all-reduce");
@@ -62,17 +61,13 @@ RunConfig options(int argc, char** argv, TuneRequest& r) {
 }
 
 std::string line_of(const TunedBatch& r, const ExchangeModel& x, std::int64_t samples) {
-  if (!r.fits())
-    return printed("%7lld  does not fit: at least %s", static_cast<long long>(r.batch),
-                   readable_bytes(double(r.least)).c_str());
+  if (!r.fits()) return printed("%7ld  does not fit: at least %s", r.batch, readable_bytes(double(r.least)).c_str());
   const Forecast& f = r.choice.forecast;
-  std::string line =
-      printed("%7lld %11s %11s %11s %10.4g %10.3g %10.3g %10lld", static_cast<long long>(r.batch),
-              readable_bytes(double(f.peak)).c_str(), f.swapped ? readable_bytes(double(f.swapped)).c_str() : "–",
-              f.recomputed ? readable_bytes(double(f.recomputed)).c_str() : "–", 1e3 * r.per_sample(), 1e3 * f.stall,
-              1e3 * r.exposed, static_cast<long long>((samples + r.batch * x.ranks - 1) / (r.batch * x.ranks)));
-  if (r.measured) line += printed(" %10.4g", 1e3 * (*r.measured + r.exposed) / double(r.batch));
-  return line;
+  return printed("%7ld %11s %11s %11s %10.4g %10.3g %10.3g %10ld", r.batch, readable_bytes(double(f.peak)).c_str(),
+                 f.swapped ? readable_bytes(double(f.swapped)).c_str() : "–",
+                 f.recomputed ? readable_bytes(double(f.recomputed)).c_str() : "–", 1e3 * r.predicted_sample(),
+                 1e3 * f.stall, 1e3 * r.exposed, (samples + r.batch * x.ranks - 1) / (r.batch * x.ranks)) +
+         (r.measured ? printed(" %10.4g", 1e3 * r.per_sample()) : "");
 }
 
 void print(const Tuned& t, const RunConfig& o, const TuneRequest& r, std::int64_t samples) {
@@ -88,9 +83,8 @@ void print(const Tuned& t, const RunConfig& o, const TuneRequest& r, std::int64_
   std::printf("gradient noise scale: %s\n",
               t.noise ? (short_number(t.noise->scale()) + " samples (of a larger minibatch each brings little)").c_str()
                       : "not measured on a simulated device");
-  std::printf("learning rate %s at %lld → %s at %lld (%s)\n", digits(o.learning_rate).c_str(),
-              static_cast<long long>(r.base_batch), digits(t.rate, 4).c_str(), static_cast<long long>(t.batch),
-              name_of(r.rule));
+  std::printf("learning rate %s at %ld → %s at %ld (%s)\n", digits(o.learning_rate).c_str(), r.base_batch,
+              digits(t.rate, 4).c_str(), t.batch, name_of(r.rule));
 }
 
 // Writes the choice and the data that it is based on, for examples/report.py.
@@ -110,14 +104,20 @@ void write_tuned(const Tuned& t, const RunConfig& o, const TuneRequest& r) {
   for (const MetricFields& line : tuner_lines(t.rows, t.rows[t.best], t.tuner.means)) file.write(line);
 }
 
-// The command that trains with this minibatch and learning rate.
+// The command that trains with this minibatch and learning rate. Says whether --accumulate is faster than the plan.
 std::string command(const Tuned& t, const RunConfig& o) {
-  const ExchangeModel& x = t.tuner.exchange;
-  std::string c =
-      x.ranks > 1 ? printed("build/tandem-run -n %d --strategy %s ", x.ranks, x.server ? "asp+ddc-asgd" : "all-reduce")
-                  : "";
-  c += printed("build/train --data-set %s --model %s --batch %lld --lr %s", o.data_set.c_str(), o.model.c_str(),
-               static_cast<long long>(t.batch), digits(t.rate, 4).c_str());
+  const TunedBatch &whole = t.rows[t.best], *part = part_of(whole, t.rows);
+  const std::int64_t parts = part ? whole.batch / part->batch : 1;
+  const bool accumulates = part && part->per_sample(parts) < whole.per_sample();
+  if (part)
+    std::printf("the same step from %ld minibatches of %ld (--accumulate): %.4g ms/sample%s\n", parts, part->batch,
+                1e3 * part->per_sample(parts), accumulates ? " ← chosen" : "");
+  std::string c;
+  if (const ExchangeModel& x = t.tuner.exchange; x.ranks > 1)
+    c = printed("build/tandem-run -n %d --strategy %s ", x.ranks, x.server ? "asp+ddc-asgd" : "all-reduce");
+  c += printed("build/train --data-set %s --model %s --batch %ld%s --lr %s", o.data_set.c_str(), o.model.c_str(),
+               accumulates ? t.batch / parts : t.batch, accumulates ? printed(" --accumulate %ld", parts).c_str() : "",
+               digits(t.rate, 4).c_str());
   const std::set<std::string> kept{"--data", "--size", "--dtype", "--epochs", "--seed", "--scratch", "--optimizer"};
   for (const auto& [name, value] : o.given)
     if (kept.count(name)) c += " " + name + " " + value;

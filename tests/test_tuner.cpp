@@ -59,6 +59,14 @@ TEST(Tuner, APlanTakesTheTimeThatWasPredicted) {
   const TunedBatch& best = fastest(rows);
   for (const TunedBatch& row : rows)
     EXPECT_TRUE(!row.fits() || best.per_sample() <= 1.005 * row.per_sample()) << row.batch;
+  EXPECT_EQ(part_of(rows[3], rows), &rows[1]) << "32 = 2 × 16, and 16 needs no plan";
+  EXPECT_EQ(part_of(rows[2], rows), &rows[0]) << "16 does not divide 24";
+  EXPECT_EQ(part_of(rows[0], rows), nullptr);
+  TunedBatch slow = rows[1];
+  slow.exposed += 1;
+  EXPECT_NEAR(slow.per_sample(4), rows[1].per_sample(4) + 0.25 / 16, 1e-12) << "one exchange for four minibatches";
+  slow.measured = 2 * slow.choice.forecast.seconds;
+  EXPECT_GT(slow.per_sample(), slow.predicted_sample());
   EXPECT_EQ(fastest(rows, 8).batch, 8) << "the noise scale's cap";
   const auto of = [](const MetricFields& line, const char* name) {
     for (const auto& [field, value] : line)

@@ -1,6 +1,7 @@
 #include "layers/optim/schedule.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <functional>
 #include <numbers>
@@ -74,10 +75,7 @@ Schedule Schedule::parse(const std::string& text) {
   return s;
 }
 
-const char* name_of(RateScale scale) {
-  static constexpr const char* names[] = {"none", "sqrt", "linear", "clipped"};
-  return names[static_cast<int>(scale)];
-}
+const char* name_of(RateScale scale) { return std::array{"none", "sqrt", "linear", "clipped"}[std::size_t(scale)]; }
 
 double scaled(RateScale scale, double rate, int n) {
   return scale == RateScale::none ? rate : scale == RateScale::square_root ? rate * std::sqrt(n) : rate * n;

@@ -63,8 +63,8 @@ MetricFields line_of(const TunedBatch& b) {
                            {"seconds", f.seconds},
                            {"stall", f.stall},
                            {"exposed", b.exposed},
-                           {"sample_seconds", b.per_sample()}});
-  if (b.measured) line.push_back({"measured_sample_seconds", (*b.measured + b.exposed) / double(b.batch)});
+                           {"sample_seconds", b.predicted_sample()}});
+  if (b.measured) line.push_back({"measured_sample_seconds", b.per_sample()});
   return line;
 }
 
@@ -149,7 +149,7 @@ Tuned tune_for(const RunConfig& o, const Dataset& data, Backend& backend, const 
   if (request.measure)
     for (TunedBatch& r : t.rows)
       if (r.fits())
-        r.measured = r.update + measure_batch(w, r.batch, backend, mover(), {.budget = t.tuner.budget, .swap = o.swap});
+        r.measured = measure_batch(w, r.batch, backend, mover(), {.budget = t.tuner.budget, .swap = o.swap});
   double cap = 0;  // samples of a rank
   if (!request.simulated) {
     t.noise = noise_of(o, data, backend, request);
@@ -170,9 +170,9 @@ void choose_batch(RunConfig& o, const Dataset& data, Backend& backend) {
   const Tuned t = tune_for(o, data, backend);
   const TunedBatch& b = t.rows[t.best];
   std::fprintf(stderr,
-               "--batch auto: %lld within %s, %.3g ms a sample (%s swapped, %s recomputed); gradient noise scale %s; "
+               "--batch auto: %ld within %s, %.3g ms a sample (%s swapped, %s recomputed); gradient noise scale %s; "
                "lr %s → %s\n",
-               static_cast<long long>(t.batch), readable_bytes(double(t.tuner.budget)).c_str(), 1e3 * b.per_sample(),
+               t.batch, readable_bytes(double(t.tuner.budget)).c_str(), 1e3 * b.per_sample(),
                readable_bytes(double(b.choice.forecast.swapped)).c_str(),
                readable_bytes(double(b.choice.forecast.recomputed)).c_str(), short_number(t.noise->scale()).c_str(),
                digits(o.learning_rate).c_str(), digits(t.rate, 4).c_str());

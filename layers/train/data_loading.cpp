@@ -14,8 +14,7 @@ std::int64_t batch_of(const Pictures& pictures, const RunConfig& o) {
   if (o.evaluate) return std::min<std::int64_t>(o.batch, n);  // it is not trained on
   if (n >= o.batch || o.batch_per_rank > 0 || o.given.contains("--batch")) return o.batch;
   const auto fits = std::int64_t(std::bit_floor(std::uint64_t(std::max<std::int64_t>(2, n) / 2)));
-  std::printf("%lld training pictures do not fill a batch of %d: --batch %lld instead\n", static_cast<long long>(n),
-              o.batch, static_cast<long long>(fits));
+  std::printf("%ld training pictures do not fill a batch of %d: --batch %ld instead\n", n, o.batch, fits);
   return fits;
 }
 

@@ -115,10 +115,9 @@ std::string diagnose(Module& model, const Loss& loss, FlatParameters& flat, cons
     double squares = 0;
     for (double g : s.leaf->grad.values()) squares += g * g;
     total += squares;
-    if (squares >= most) {
-      most = squares;
-      largest = &s;
-    }
+    if (squares < most) continue;
+    most = squares;
+    largest = &s;
   }
   if (largest && total > 3.4e38)
     return "every value is finite, but the squared norm of the gradient overflows f32 (largest: " + largest->name + ")";

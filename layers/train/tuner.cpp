@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <limits>
 #include <set>
 
 #include "core/clock.h"
@@ -166,6 +165,15 @@ const TunedBatch& fastest(const std::vector<TunedBatch>& rows, double cap) {
   return *best;
 }
 
+const TunedBatch* part_of(const TunedBatch& whole, const std::vector<TunedBatch>& rows) {
+  const TunedBatch* part = nullptr;
+  for (const TunedBatch& r : rows)
+    if (r.fits() && r.batch < whole.batch && whole.batch % r.batch == 0 &&
+        r.choice.forecast.swapped + r.choice.forecast.recomputed == 0)
+      part = &r;
+  return part;
+}
+
 double measure_batch(const Workload& w, std::int64_t batch, Backend& backend, std::unique_ptr<Mover> mover,
                      const MemoryPlanOptions& options, int steps) {
   constexpr int planning = 4;
@@ -198,9 +206,7 @@ MemoryMeans measure_means(const Workload& w, const RecordedStep& recorded, Backe
 }
 
 // ---- which learning rate --------------------------------------------------------------------------------------------
-double GradientNoise::scale() const {
-  return gradient > 0 ? trace / gradient : std::numeric_limits<double>::infinity();
-}
+double GradientNoise::scale() const { return gradient > 0 ? trace / gradient : double(INFINITY); }
 
 GradientNoise gradient_noise(double small, double small_norm, double large, double large_norm) {
   return {.gradient = (large * large_norm - small * small_norm) / (large - small),
@@ -229,10 +235,7 @@ GradientNoise measure_noise(Module& model, const Task& task, FlatParameters& fla
   return gradient_noise(size, small_norm, size * pieces, norm(all) / pieces / pieces);
 }
 
-const char* name_of(RateRule rule) {
-  static constexpr const char* names[] = {"linear", "sqrt", "lars", "adascale"};
-  return names[static_cast<int>(rule)];
-}
+const char* name_of(RateRule rule) { return std::array{"linear", "sqrt", "lars", "adascale"}[std::size_t(rule)]; }
 
 double matched_rate(RateRule rule, double rate, double times, double base_batch, const GradientNoise& noise) {
   if (rule == RateRule::square_root) return rate * std::sqrt(times);

@@ -53,9 +53,13 @@ struct TunedBatch {
   MemoryChoice choice;
   double exposed = 0, update = 0;       // seconds of exchange without overlap; seconds of the optimizer's update
   std::size_t least = 0;                // bytes of the smallest budget
-  std::optional<double> measured = {};  // seconds of a step
+  std::optional<double> measured = {};  // seconds of a step without the update
   bool fits() const { return choice.fits; }
-  double per_sample() const { return (choice.forecast.seconds + update + exposed) / double(batch); }
+  double predicted_sample() const { return (choice.forecast.seconds + update + exposed) / double(batch); }
+  // As measured where it was, else as predicted; when so many minibatches are accumulated for a step
+  double per_sample(std::int64_t accumulate = 1) const {
+    return (measured.value_or(choice.forecast.seconds) + (update + exposed) / double(accumulate)) / double(batch);
+  }
 };
 
 struct TunerOptions {
@@ -75,6 +79,8 @@ std::vector<TunedBatch> tune(const RecordedStep& small, const RecordedStep& larg
 // The row that is fastest per sample, among the rows of at most `cap` samples (0: any). Among rows that differ by less
 // than half a percent, the one with the smaller minibatch.
 const TunedBatch& fastest(const std::vector<TunedBatch>& rows, double cap = 0);
+// The last row below `whole` that divides it and needs no plan, so that --accumulate makes the same step; or null.
+const TunedBatch* part_of(const TunedBatch& whole, const std::vector<TunedBatch>& rows);
 
 // Seconds of a step at this minibatch under a plan: the median of the last steps. Throws what MemoryPlan throws.
 double measure_batch(const Workload& w, std::int64_t batch, Backend& backend, std::unique_ptr<Mover> mover,

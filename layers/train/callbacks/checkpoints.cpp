@@ -32,8 +32,8 @@ class Checkpoints : public Callback {
     const RunPosition at = run.consistent_position();
     if (!run.files.take_over(at)) return;
     save_checkpoint(run.files.last(), run.training(), at, run.settings);
-    std::fprintf(stderr, "%s has written %s: the run after step %lld; --resume goes on with it\n",
-                 run.strategy.where().c_str(), run.files.last().c_str(), static_cast<long long>(at.step));
+    std::fprintf(stderr, "%s has written %s: the run after step %ld; --resume goes on with it\n",
+                 run.strategy.where().c_str(), run.files.last().c_str(), at.step);
   }
 
  private:

@@ -84,15 +84,13 @@ class Metrics : public Callback {
 
 MetricFields fields_of(const EpochReport& e) {
   MetricFields f{{"event", "epoch"}, {"epoch", e.epoch}, {"train_loss", e.train_loss}};
-  auto add = [&](const char* name, const std::optional<double>& value) {
-    if (value) f.push_back({name, *value});
-  };
-  add("train_accuracy", e.train_accuracy);
   if (e.several()) f.push_back({"first_epoch", e.first});
-  add("val_loss", e.validation_loss);
-  add("val_accuracy", e.validation_accuracy);
-  add("test_loss", e.test_loss);
-  add("test_accuracy", e.test_accuracy);
+  for (const auto& [name, value] : {std::pair{"train_accuracy", e.train_accuracy},
+                                    {"val_loss", e.validation_loss},
+                                    {"val_accuracy", e.validation_accuracy},
+                                    {"test_loss", e.test_loss},
+                                    {"test_accuracy", e.test_accuracy}})
+    if (value) f.push_back({name, *value});
   if (!e.class_accuracy.empty()) f.push_back({"class_accuracy", e.class_accuracy});
   f.insert(f.end(),
            {{"learning_rate", e.learning_rate}, {"images_per_second", e.images_per_second}, {"seconds", e.seconds}});

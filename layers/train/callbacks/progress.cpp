@@ -10,8 +10,6 @@
 namespace tandem {
 namespace {
 
-long long whole(std::int64_t n) { return n; }
-
 // "batch 128 = 4 × 32, as on one machine".
 std::string text_of(const Run& run) {
   const Ranks& ranks = run.strategy.ranks();
@@ -69,8 +67,8 @@ class Progress : public Callback {
     clear();
     report_plan(run);
     if (on_ && run.nothing_left.empty())
-      std::fprintf(stderr, "stopped after step %lld of %lld (%s)\n", whole(run.position.step),
-                   whole(std::int64_t(run.rates.total)), run.reason.c_str());
+      std::fprintf(stderr, "stopped after step %ld of %ld (%s)\n", run.position.step, std::int64_t(run.rates.total),
+                   run.reason.c_str());
   }
   void failed(Run&, std::string&) override { clear(); }
 
@@ -81,9 +79,8 @@ class Progress : public Callback {
   }
   void resumed(const Run& run) {
     const RunPosition& at = run.position;
-    std::fprintf(stderr, "%s: %lld of %d epochs are done", run.files.from().c_str(), whole(at.epoch),
-                 run.options.epochs);
-    if (at.batch > 0) std::fprintf(stderr, " and %lld of %lld batches", whole(at.batch), whole(at.batches));
+    std::fprintf(stderr, "%s: %ld of %d epochs are done", run.files.from().c_str(), at.epoch, run.options.epochs);
+    if (at.batch > 0) std::fprintf(stderr, " and %ld of %ld batches", at.batch, at.batches);
     std::fprintf(stderr, ", %s%s%s\n", counted(at.step, "step").c_str(),
                  run.nothing_left.empty() ? "" : ": nothing is left to do: ", run.nothing_left.c_str());
     if (run.report.differences.empty() || !run.nothing_left.empty()) return;

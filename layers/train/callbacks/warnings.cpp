@@ -6,12 +6,13 @@
 namespace tandem {
 namespace {
 
-// Whether the accuracy is that of guessing: less than three standard errors above 1/classes. False with few pictures,
-// where three standard errors are more than a third of 1/classes.
+// Whether the epoch is no better than guessing: its loss is above ln(classes), or its accuracy less than three standard
+// errors above 1/classes. False with few pictures, where three standard errors are more than a third of 1/classes.
 bool guesses(const MetricSums& trained, std::int64_t classes) {
   if (classes < 2 || trained.samples < 1) return false;
   const double p = 1 / double(classes), error = std::sqrt(p * (1 - p) / trained.samples);
-  return 3 * error < p / 3 && trained.correct / trained.samples < p + 3 * error;
+  const bool worse = trained.loss > std::log(double(classes)) * trained.samples;
+  return 3 * error < p / 3 && (worse || trained.correct / trained.samples < p + 3 * error);
 }
 
 // With a batch that grows with the ranks, runs with fewer steps were measured to be less accurate than one machine
@@ -30,12 +31,12 @@ std::vector<std::string> doubts(const Run& run) {
                   " pictures of a batch on each rank: --sync-bn takes all of them (under all-reduce); or a larger "
                   "--batch, or fewer ranks");
   if (run.batch_growth > 1 && steps < few_steps)
-    all.push_back(printed("%s %s few for a batch of %lld: more --epochs, or --batch %s for the steps of one machine",
-                          counted(std::int64_t(steps), "step").c_str(), steps == 1 ? "is" : "are",
-                          static_cast<long long>(run.global_batch), share.c_str()));
+    all.push_back(printed("%s %s few for a batch of %ld: more --epochs, or --batch %s for the steps of one machine",
+                          counted(std::int64_t(steps), "step").c_str(), steps == 1 ? "is" : "are", run.global_batch,
+                          share.c_str()));
   if (options.accumulate > run.batches_per_epoch())
-    all.push_back(printed("--accumulate %d: an epoch has %lld of these batches, so each epoch makes one smaller step",
-                          options.accumulate, static_cast<long long>(run.batches_per_epoch())));
+    all.push_back(printed("--accumulate %d: an epoch has %ld of these batches, so each epoch makes one smaller step",
+                          options.accumulate, run.batches_per_epoch()));
   const bool alone = run.strategy.size() == 1;
   if (alone && options.sync_batch_norm) all.push_back("--sync-bn has no effect on one rank: its batches are whole");
   if (alone && options.partition != "shared")
@@ -55,7 +56,7 @@ class Warnings : public Callback {
   }
   void epoch_end(Run& run) override {
     if (!run.one_batch && run.task.has_accuracy && guesses(run.trained, run.classes))
-      run.warn("the training accuracy of epoch " + std::to_string(run.epoch.epoch) + " is that of guessing among " +
+      run.warn("the training of epoch " + std::to_string(run.epoch.epoch) + " was no better than guessing among " +
                std::to_string(run.classes) + " classes: try a smaller --lr, and --overfit-batch");
   }
 };
