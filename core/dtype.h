@@ -1,6 +1,7 @@
 // Element types. f32 and bf16 are for training; f64 is for the reference backend's finite differences; u8 and i32 are
 // for pictures and labels; f16 is for CUDA and for files.
 #pragma once
+#include <array>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
@@ -68,10 +69,7 @@ constexpr std::size_t size_of(DType t) {
   constexpr std::size_t sizes[] = {4, 2, 2, 8, 1, 4};
   return sizes[int(t)];
 }
-constexpr const char* name_of(DType t) {
-  constexpr const char* names[] = {"f32", "bf16", "f16", "f64", "u8", "i32"};
-  return names[int(t)];
-}
+constexpr const char* name_of(DType t) { return std::array{"f32", "bf16", "f16", "f64", "u8", "i32"}[std::size_t(t)]; }
 
 template <class T>
 inline constexpr DType dtype_of = std::is_same_v<T, bf16>           ? DType::bf16

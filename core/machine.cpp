@@ -1,5 +1,7 @@
 #include "core/machine.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdint>
 #include <fstream>
@@ -62,6 +64,12 @@ std::size_t available_memory() {
           number_in(folder + "/memory.stat", "total_inactive_file"));
   });
   return std::size_t(left);
+}
+
+std::string host_name() {
+  char name[256] = "localhost";
+  gethostname(name, sizeof name - 1);
+  return name;
 }
 
 std::string cpu_model() {

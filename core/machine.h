@@ -18,6 +18,7 @@ std::size_t available_memory();
 // closed are opened to /dev/null before main() (process_start.cpp).
 bool hangup_ignored();
 
+std::string host_name();  // "localhost": unknown
 std::string cpu_model();  // "AMD EPYC 9R14", from /proc/cpuinfo; "CPU": unknown
 
 }  // namespace tandem

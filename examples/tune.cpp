@@ -70,6 +70,29 @@ std::string line_of(const TunedBatch& r, const ExchangeModel& x, std::int64_t sa
          (r.measured ? printed(" %10.4g", 1e3 * r.per_sample()) : "");
 }
 
+// Prints the command that trains with the chosen minibatch and learning rate. Before it, the predicted time with
+// --accumulate, if a smaller row divides the minibatch; the command accumulates where that is faster than the plan.
+void print_command(const Tuned& t, const RunConfig& o) {
+  const TunedBatch &whole = t.rows[t.best], *part = part_of(whole, t.rows);
+  const std::int64_t parts = part ? whole.batch / part->batch : 1;
+  const bool accumulates = part && part->per_sample(parts) < whole.per_sample();
+  if (part)
+    std::printf("%ld minibatches of %ld with --accumulate %ld: %.4g ms/sample%s\n", parts, part->batch, parts,
+                1e3 * part->per_sample(parts), accumulates ? " ← chosen" : "");
+  std::string c;
+  if (const ExchangeModel& x = t.tuner.exchange; x.ranks > 1)
+    c = printed("build/tandem-run -n %d --strategy %s ", x.ranks, x.server ? "asp+ddc-asgd" : "all-reduce");
+  c += printed("build/train --data-set %s --model %s --batch %ld%s --lr %s", o.data_set.c_str(), o.model.c_str(),
+               accumulates ? t.batch / parts : t.batch, accumulates ? printed(" --accumulate %ld", parts).c_str() : "",
+               digits(t.rate, 4).c_str());
+  std::set<std::string> kept{"--data", "--size", "--dtype", "--epochs", "--seed", "--swap", "--scratch", "--optimizer"};
+  for (const auto& [name, value] : o.given)
+    if (kept.count(name)) c += " " + name + " " + value;
+  if (t.schedule != usual_schedule) c += " --schedule " + t.schedule;
+  if (o.memory_budget > 0) c += printed(" --memory-budget %zu", o.memory_budget);
+  std::printf("%s\n", c.c_str());
+}
+
 void print(const Tuned& t, const RunConfig& o, const TuneRequest& r, std::int64_t samples) {
   std::printf("%s, %s, %s: budget %s", o.model.c_str(), name_of(o.dtype),
               r.simulated ? "a simulated H200" : "measured here", readable_bytes(double(t.tuner.budget)).c_str());
@@ -85,6 +108,7 @@ void print(const Tuned& t, const RunConfig& o, const TuneRequest& r, std::int64_
                       : "not measured on a simulated device");
   std::printf("learning rate %s at %ld → %s at %ld (%s)\n", digits(o.learning_rate).c_str(), r.base_batch,
               digits(t.rate, 4).c_str(), t.batch, name_of(r.rule));
+  print_command(t, o);
 }
 
 // Writes the choice and the data that it is based on, for examples/report.py.
@@ -104,28 +128,6 @@ void write_tuned(const Tuned& t, const RunConfig& o, const TuneRequest& r) {
   for (const MetricFields& line : tuner_lines(t.rows, t.rows[t.best], t.tuner.means)) file.write(line);
 }
 
-// The command that trains with this minibatch and learning rate. Says whether --accumulate is faster than the plan.
-std::string command(const Tuned& t, const RunConfig& o) {
-  const TunedBatch &whole = t.rows[t.best], *part = part_of(whole, t.rows);
-  const std::int64_t parts = part ? whole.batch / part->batch : 1;
-  const bool accumulates = part && part->per_sample(parts) < whole.per_sample();
-  if (part)
-    std::printf("the same step from %ld minibatches of %ld (--accumulate): %.4g ms/sample%s\n", parts, part->batch,
-                1e3 * part->per_sample(parts), accumulates ? " ← chosen" : "");
-  std::string c;
-  if (const ExchangeModel& x = t.tuner.exchange; x.ranks > 1)
-    c = printed("build/tandem-run -n %d --strategy %s ", x.ranks, x.server ? "asp+ddc-asgd" : "all-reduce");
-  c += printed("build/train --data-set %s --model %s --batch %ld%s --lr %s", o.data_set.c_str(), o.model.c_str(),
-               accumulates ? t.batch / parts : t.batch, accumulates ? printed(" --accumulate %ld", parts).c_str() : "",
-               digits(t.rate, 4).c_str());
-  const std::set<std::string> kept{"--data", "--size", "--dtype", "--epochs", "--seed", "--scratch", "--optimizer"};
-  for (const auto& [name, value] : o.given)
-    if (kept.count(name)) c += " " + name + " " + value;
-  if (t.schedule != usual_schedule) c += " --schedule " + t.schedule;
-  if (o.memory_budget > 0) c += printed(" --memory-budget %zu", o.memory_budget);
-  return o.swap == SwapMode::automatic ? c : c + " --swap " + name_of(o.swap);
-}
-
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -136,7 +138,6 @@ int main(int argc, char** argv) {
     const Dataset data = load_dataset(o.data_set, o.data, o.folder);
     const Tuned t = tune_for(o, data, *backend, request);
     print(t, o, request, data.train.count());
-    std::printf("%s\n", command(t, o).c_str());
     write_tuned(t, o, request);
   });
 }

@@ -4,6 +4,7 @@
 #include "core/cpu/convolution.h"
 
 #include <algorithm>
+#include <array>
 
 #include "core/clock.h"
 #include "core/cpu/direct.h"
@@ -12,14 +13,8 @@
 
 namespace tandem::cpu {
 
-const char* name_of(Algorithm a) {
-  static constexpr const char* names[] = {"winograd", "direct", "oneDNN", "widened"};
-  return names[int(a)];
-}
-const char* name_of(Pass p) {
-  static constexpr const char* names[] = {"forward", "backward data", "backward filter"};
-  return names[int(p)];
-}
+const char* name_of(Algorithm a) { return std::array{"winograd", "direct", "oneDNN", "widened"}[std::size_t(a)]; }
+const char* name_of(Pass p) { return std::array{"forward", "backward data", "backward filter"}[std::size_t(p)]; }
 
 namespace {
 

@@ -8,15 +8,9 @@
 #include <sstream>
 
 #include "core/error.h"
+#include "core/machine.h"
 
 namespace tandem {
-
-std::string host_name() {
-  char name[256] = "?";
-  gethostname(name, sizeof name - 1);
-  return name;
-}
-
 namespace {
 
 // Processes share memory when they run on the same boot of the same machine, under the same name and in the same

@@ -8,8 +8,6 @@
 
 namespace tandem {
 
-std::string host_name();  // of this host
-
 struct AddressRecord {
   std::string host = {};      // its name, for messages to the user
   std::string identity = {};  // the same for processes that share memory

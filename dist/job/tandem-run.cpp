@@ -25,6 +25,7 @@
 #include <utility>
 
 #include "core/files/files.h"
+#include "core/machine.h"
 #include "core/team.h"
 #include "core/text.h"
 #include "dist/job/hosts.h"

@@ -1,12 +1,12 @@
 #!/bin/sh
-# What a larger minibatch brings on a slow link: 4 ranks under the parameter server, each on a host of its own, with a memory budget in
-# which the base minibatch of 32 just fits. Four ways, of equal epochs; the learning rate grows with the pictures of a push:
+# The effect of a larger minibatch on a slow link: 4 ranks under the parameter server, each on a host of its own, with a memory budget in
+# which the base minibatch of 32 just fits. Four ways with equal numbers of epochs; the learning rate grows with the pictures of a push:
 #   base         minibatch 32
 #   half more    minibatch 48, which the memory plan makes fit
 #   three times  minibatch 96, which the memory plan makes fit
 #   accumulated  three times 32 pictures a push (--accumulate 3)
-# What build/tune would choose is printed first.
-# A run is a line of tuned_batch.csv; what is there is not run again. Needs root (namespaces).
+# The script first prints the choice of build/tune. A run is a line of tuned_batch.csv; a run that is there is not repeated. Needs root
+# (namespaces).
 #
 #   sh examples/experiments/tuned_batch.sh [LINK] [MODELS] [EPOCHS] [SEEDS]     for example 1gbit "smallcnn resnet20" 4 1
 set -eu
@@ -24,16 +24,15 @@ for model in $models; do
   for seed in $seeds; do for way in base "half more" "three times" accumulated; do
     grep -q "^$link,$model,$way,$seed," "$there" && continue
     case $way in
-      base) pictures=32 how= ;;
-      "half more") pictures=48 how= ;;
-      "three times") pictures=96 how= ;;
-      accumulated) pictures=96 how="--accumulate 3" ;;
+      base) pictures=32 how="--batch 32" ;;
+      "half more") pictures=48 how="--batch 48" ;;
+      "three times") pictures=96 how="--batch 96" ;;
+      accumulated) pictures=96 how="--batch 32 --accumulate 3" ;;
     esac
     lr=$(awk "BEGIN { print $rate * $pictures / 32 }")
-    how="--batch $([ "$way" = accumulated ] && echo 32 || echo $pictures) $how --lr $lr"
-    TANDEM_STRATEGY=asp+ddc-asgd sh "$(dirname "$0")/../../dist/lab/hosts.sh" 4 "$link" -- "$build/train" --data-set $data --model "$model" $how \
+    TANDEM_STRATEGY=asp+ddc-asgd sh "$(dirname "$0")/../../dist/lab/hosts.sh" 4 "$link" -- "$build/train" --data-set $data --model "$model" $how --lr "$lr" \
       --threads 1 --epochs "$epochs" --seed "$seed" --memory-budget "$budget" --metrics "$out/metrics" >"$out/said" 2>&1 || { cat "$out/said"; exit 1; }
-    python3 - "$out/metrics" "$link,$model,$way,$seed,$pictures" "${how##* }" "$epochs" <<'PY' | tee -a "$there"
+    python3 - "$out/metrics" "$link,$model,$way,$seed,$pictures" "$lr" "$epochs" <<'PY' | tee -a "$there"
 import json, sys
 lines = [json.loads(line) for line in open(sys.argv[1])]
 epochs = [l for l in lines if l.get("event") == "epoch"]

@@ -12,6 +12,7 @@
 #include <limits>
 #include <numeric>
 
+#include "core/machine.h"
 #include "layers/export/event.pb.h"
 
 namespace tandem {
@@ -39,9 +40,7 @@ std::string bytes_of(T number) {
 EventFile::EventFile(const std::string& folder) {
   static std::atomic<int> number{0};  // distinguishes files that a process opens in the same second
   make_folder("--tensorboard " + folder, folder);
-  char host[256] = "localhost";
-  gethostname(host, sizeof host - 1);
-  path_ = folder + "/events.out.tfevents." + std::to_string(std::int64_t(now())) + "." + host + "." +
+  path_ = folder + "/events.out.tfevents." + std::to_string(std::int64_t(now())) + "." + host_name() + "." +
           std::to_string(getpid()) + "." + std::to_string(number++);
   file_ = open_file(path_, "wbe");
   if (!file_) refuse(folder, ": no TensorBoard file can be made there: ", std::strerror(errno));

@@ -1,10 +1,9 @@
 #include "layers/train/run.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 
 #include "core/build_info.h"
+#include "core/machine.h"
 #include "core/text.h"
 #include "layers/train/options.h"
 
@@ -28,9 +27,7 @@ Settings recipe_of(const RunConfig& options, const Task& task, const Optimizer& 
 
 // The settings in the first metrics line, by the names of the options.
 MetricFields recipe_fields(const Settings& settings, const std::string& optimizer, std::int64_t batch) {
-  char host[256] = "localhost";
-  gethostname(host, sizeof host - 1);
-  MetricFields fields{{"version", version()}, {"host", std::string(host)}, {"optimizer", optimizer}, {"batch", batch}};
+  MetricFields fields{{"version", version()}, {"host", host_name()}, {"optimizer", optimizer}, {"batch", batch}};
   for (const auto& [name, value] : settings) {
     if (name == "--epochs" || name == "--seed" || name == "--batch" || name == "--optimizer" || name == "--data")
       continue;

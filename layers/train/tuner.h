@@ -55,8 +55,10 @@ struct TunedBatch {
   std::size_t least = 0;                // bytes of the smallest budget
   std::optional<double> measured = {};  // seconds of a step without the update
   bool fits() const { return choice.fits; }
+  // Seconds per sample, as predicted
   double predicted_sample() const { return (choice.forecast.seconds + update + exposed) / double(batch); }
-  // As measured where it was, else as predicted; when so many minibatches are accumulated for a step
+  // Seconds per sample, from the measured time if there is one. accumulate: the minibatches of a step, which share one
+  // update and one exchange.
   double per_sample(std::int64_t accumulate = 1) const {
     return (measured.value_or(choice.forecast.seconds) + (update + exposed) / double(accumulate)) / double(batch);
   }
@@ -79,7 +81,9 @@ std::vector<TunedBatch> tune(const RecordedStep& small, const RecordedStep& larg
 // The row that is fastest per sample, among the rows of at most `cap` samples (0: any). Among rows that differ by less
 // than half a percent, the one with the smaller minibatch.
 const TunedBatch& fastest(const std::vector<TunedBatch>& rows, double cap = 0);
-// The last row below `whole` that divides it and needs no plan, so that --accumulate makes the same step; or null.
+// The largest smaller minibatch that divides the minibatch of `whole` and needs no plan. Several of them, accumulated,
+// make a step of as many samples; batch norm then sees fewer samples at a time. rows: by increasing minibatch. Null if
+// there is none.
 const TunedBatch* part_of(const TunedBatch& whole, const std::vector<TunedBatch>& rows);
 
 // Seconds of a step at this minibatch under a plan: the median of the last steps. Throws what MemoryPlan throws.

@@ -18,8 +18,7 @@ std::string text_of(const Run& run) {
   const double rate = run.rates.given;
   const std::string lr = ", lr " + digits(rate);
   if (ranks.batch_shares == 1) return "batch " + std::to_string(pictures * options.accumulate) + " a push" + lr;
-  std::string shares = "batch " + std::to_string(pictures) + " = " + std::to_string(ranks.batch_shares) + " × " +
-                       std::to_string(smallest);
+  std::string shares = printed("batch %ld = %d × %ld", pictures, ranks.batch_shares, smallest);
   if (pictures % ranks.batch_shares) shares += " or " + std::to_string(smallest + 1);
   const bool parts = !options.sync_batch_norm && !run.model.buffers().empty();
   if (run.batch_growth == 1)

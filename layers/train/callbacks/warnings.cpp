@@ -6,13 +6,15 @@
 namespace tandem {
 namespace {
 
-// Whether the epoch is no better than guessing: its loss is above ln(classes), or its accuracy less than three standard
-// errors above 1/classes. False with few pictures, where three standard errors are more than a third of 1/classes.
-bool guesses(const MetricSums& trained, std::int64_t classes) {
-  if (classes < 2 || trained.samples < 1) return false;
+// The metric of an epoch that is no better than that of guessing: a loss above ln(classes), or an accuracy less than
+// three standard errors above 1/classes. Null: none, or so few pictures that three standard errors are more than a
+// third of 1/classes.
+const char* guessed(const MetricSums& trained, std::int64_t classes) {
+  if (classes < 2 || trained.samples < 1) return nullptr;
   const double p = 1 / double(classes), error = std::sqrt(p * (1 - p) / trained.samples);
-  const bool worse = trained.loss > std::log(double(classes)) * trained.samples;
-  return 3 * error < p / 3 && (worse || trained.correct / trained.samples < p + 3 * error);
+  if (3 * error >= p / 3) return nullptr;
+  if (trained.correct / trained.samples < p + 3 * error) return "accuracy";
+  return trained.loss > std::log(double(classes)) * trained.samples ? "loss" : nullptr;
 }
 
 // With a batch that grows with the ranks, runs with fewer steps were measured to be less accurate than one machine
@@ -55,9 +57,11 @@ class Warnings : public Callback {
     for (const std::string& doubt : doubts(run)) run.warn(doubt);
   }
   void epoch_end(Run& run) override {
-    if (!run.one_batch && run.task.has_accuracy && guesses(run.trained, run.classes))
-      run.warn("the training of epoch " + std::to_string(run.epoch.epoch) + " was no better than guessing among " +
-               std::to_string(run.classes) + " classes: try a smaller --lr, and --overfit-batch");
+    if (run.one_batch || !run.task.has_accuracy) return;
+    if (const char* metric = guessed(run.trained, run.classes))
+      run.warn(printed("the training %s of epoch %d is no better than that of guessing among %ld classes", metric,
+                       run.epoch.epoch, run.classes) +
+               ": try a smaller --lr, and --overfit-batch");
   }
 };
 
