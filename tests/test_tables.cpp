@@ -120,7 +120,7 @@ TEST(Tasks, SeveralLabelsARowIsRightWhenAllAre) {
   const Tensor outputs = Tensor::of(*backend, {3, 2}, {2, -1, -3, 4, 1, 1}),
                targets = Tensor::of(*backend, {3, 2}, {1, 0, 1, 1, 1, 1});
   Tensor correct = Tensor::zeros(*backend, {1}, DType::i32);
-  const double loss = multi_label().judged(Variable(outputs), targets, &correct).value().item();
+  const double loss = multi_label().evaluation(Variable(outputs), targets, &correct).value().item();
   double want = 0;
   const std::vector<double> x = outputs.values(), y = targets.values();
   for (std::size_t i = 0; i < 6; i++) want += std::log(1 + std::exp(y[i] > 0 ? -x[i] : x[i])) / 6;

@@ -53,12 +53,12 @@ struct UpdateSGD {
 template <class T>
 struct WholeGradient {  // the gradient as UpdateSGD reads it
   const StepState* state;
-  bool judged;  // check_gradients() has set gradient_scale; false: uses gradient_average
+  bool checked;  // check_gradients() has set gradient_scale; false: uses gradient_average
   const float* rates;
   T* g;
   const T* w;
   TANDEM_HD void operator()(std::int64_t i) const {
-    const float scale = judged ? state->gradient_scale : state->gradient_average;
+    const float scale = checked ? state->gradient_scale : state->gradient_average;
     g[i] = fused(T(rates[i / FlatParameters::alignment * 2 + 1]), w[i], g[i] * T(scale));
   }
 };

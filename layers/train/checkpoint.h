@@ -85,7 +85,7 @@ class CheckpointFiles {
   void begin();
   bool resumes() const { return !from_.empty(); }
   const std::string& from() const { return from_; }
-  bool writes() const { return wanted() && speaks_; }
+  bool writes() const { return wanted() && writes_; }
   bool wanted() const { return !folder_.empty(); }  // on any rank
   std::string last() const;
   std::string best() const;
@@ -102,7 +102,7 @@ class CheckpointFiles {
  private:
   void check_foreign_files() const;
   std::string from_, folder_, option_;
-  bool speaks_, automatic_;
+  bool writes_, automatic_;
   FileLock lock_;
 };
 

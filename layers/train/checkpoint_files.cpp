@@ -37,7 +37,7 @@ CheckpointFiles::CheckpointFiles(const std::string& folder, const std::string& r
     : from_(resume),
       folder_(folder),
       option_("--checkpoint"),
-      speaks_(writes),
+      writes_(writes),
       automatic_(resume == "auto" || same_folder(resume, folder)) {
   std::error_code none;
   if (automatic_ && folder_.empty())
@@ -106,7 +106,7 @@ bool CheckpointFiles::take_over(const RunPosition& at) {
 }
 
 std::string CheckpointFiles::kept(std::int64_t saved_at) const {
-  if (!speaks_) return "";
+  if (!writes_) return "";
   if (saved_at >= 0) return "; " + last() + " holds the run after step " + std::to_string(saved_at);
   if (resumes()) return "; " + from_ + " is as it was";
   return writes() ? "; no epoch had ended, so there is no checkpoint" : "; there is no checkpoint without --checkpoint";

@@ -39,7 +39,7 @@ MetricSums evaluate_sums(Module& model, BatchSource& source, const Task& task, b
       return false;
     }
     if (!correct.defined()) correct = Tensor::zeros(batch.images.backend(), {1}, DType::i32);
-    const Variable outputs = model(Variable(batch.images)), loss = task.judged(outputs, batch.labels, &correct);
+    const Variable outputs = model(Variable(batch.images)), loss = task.evaluation(outputs, batch.labels, &correct);
     if (!together && task.has_accuracy && batch.labels.dtype() == DType::i32 && outputs.rank() == 2)
       count_classes(outputs, batch.labels, sums.classes);
     sums.loss += loss.item() * double(batch.size());

@@ -45,8 +45,8 @@ class EpochSums {
 // and the samples of each class are not counted. Otherwise they are counted if each sample has one class.
 MetricSums evaluate_sums(Module& model, BatchSource& source, const Task& task, bool together = false);
 
-// Mean loss and accuracy over a source, by task.judged. With a strategy: over the shares of all ranks; all ranks call
-// it.
+// Mean loss and accuracy over a source, by task.evaluation. With a strategy: over the shares of all ranks; all
+// ranks call it.
 struct Evaluation {
   double loss = 0, accuracy = 0;
   std::vector<double> class_accuracy = {};  // of each class, where a sample has one; NaN: no sample

@@ -27,14 +27,14 @@ OwnPart::OwnPart(const BatchSource& whole, std::unique_ptr<BatchSource> part, co
       std::fprintf(stderr, "note: --partition: no worker has pictures of class %zu\n", c);
 }
 
-std::int64_t OwnPart::place(std::int64_t epoch, std::int64_t index) const {
+std::int64_t OwnPart::position(std::int64_t epoch, std::int64_t index) const {
   if (options_.epochs > 0) return epoch * part_->batches_per_epoch() + index;
   return (epoch * per_epoch_ + index) * options_.shares / options_.workers;
 }
 
 void OwnPart::start(std::int64_t epoch, std::int64_t first) {
-  next_ = place(epoch, options_.epochs > 0 ? 0 : first);
-  end_ = place(epoch + std::max<std::int64_t>(1, options_.epochs), 0);
+  next_ = position(epoch, options_.epochs > 0 ? 0 : first);
+  end_ = position(epoch + std::max<std::int64_t>(1, options_.epochs), 0);
   if (options_.epochs > 0) {
     const auto number = std::max<std::int64_t>(1, std::llround(options_.sample * options_.workers));
     const auto round = std::uint32_t(epoch / options_.epochs);
@@ -61,7 +61,7 @@ Batch OwnPart::following() {
 }
 
 Batch OwnPart::make(std::int64_t epoch, std::int64_t index) {
-  const std::int64_t at = place(epoch, index), own = part_->batches_per_epoch();
+  const std::int64_t at = position(epoch, index), own = part_->batches_per_epoch();
   Batch batch = weighted(part_->make(at / own, at % own));
   batch.global = parts_.batch * (options_.epochs > 0 ? options_.workers : 1);
   return batch;

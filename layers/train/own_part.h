@@ -46,13 +46,13 @@ class OwnPart final : public BatchSource {
  private:
   OwnPart(const BatchSource& whole, std::unique_ptr<BatchSource> part, const OwnPartOptions& options);
   Batch weighted(Batch batch) const;
-  std::int64_t place(std::int64_t epoch, std::int64_t index) const;  // of this batch among the worker's own batches
+  std::int64_t position(std::int64_t epoch, std::int64_t index) const;  // of this batch among the worker's own batches
 
   const Parts parts_;
   const std::unique_ptr<BatchSource> part_;
   const OwnPartOptions options_;
   std::int64_t all_ = 0, per_epoch_ = 0;  // pictures of all workers; see batches_per_epoch()
-  std::int64_t next_ = 0, end_ = 0;       // as place() counts
+  std::int64_t next_ = 0, end_ = 0;       // as position() counts
   std::vector<int> taking_part_;
 };
 

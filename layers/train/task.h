@@ -22,12 +22,12 @@ Loss cross_entropy_loss(double label_smoothing = 0);  // a CrossEntropy
 
 struct Task {
   Loss loss;
-  Loss judged = cross_entropy_loss();   // for evaluation: without label smoothing, for example
-  bool has_accuracy = true;             // both losses count the correct rows
-  std::string name = "classification";  // a part of the run's identity
+  Loss evaluation = cross_entropy_loss();  // without label smoothing, for example
+  bool has_accuracy = true;                // both losses count the correct rows
+  std::string name = "classification";     // a part of the run's identity
 
   Task(Loss trained, Loss evaluated, bool accuracy, std::string called)
-      : loss(std::move(trained)), judged(std::move(evaluated)), has_accuracy(accuracy), name(std::move(called)) {}
+      : loss(std::move(trained)), evaluation(std::move(evaluated)), has_accuracy(accuracy), name(std::move(called)) {}
   // Classification with a user's own loss.
   template <std::convertible_to<Loss> F>
   Task(F trained) : loss(std::move(trained)) {}

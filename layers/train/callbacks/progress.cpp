@@ -73,7 +73,7 @@ class Progress : public Callback {
 
  private:
   void report_plan(const Run& run) {  // once
-    if (on_ && run.memory_plan && !std::exchange(told_plan_, true))
+    if (on_ && run.memory_plan && !std::exchange(printed_plan_, true))
       std::fprintf(stderr, "%s\n", run.memory_plan->report().c_str());
   }
   void resumed(const Run& run) {
@@ -90,7 +90,7 @@ class Progress : public Callback {
     if (terminal_) std::fprintf(stderr, "\r\033[K");
   }
 
-  bool on_, terminal_, told_plan_ = false;
+  bool on_, terminal_, printed_plan_ = false;
   Clock::time_point last_{};
 };
 
