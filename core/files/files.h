@@ -29,13 +29,14 @@ void check_replaceable(const std::string& option, const std::string& path, std::
 // Changes no file. Does nothing for an empty path.
 void check_output(const std::string& option, const std::string& path, std::string_view mark, const std::string& kind);
 
-// Returns f(). Puts `option` before the text of a UsageError of f: "--resume run/last.safetensors: is damaged".
+// Returns f(). Puts `option` before the text of a UsageError of f, unless an option is there already: "--resume
+// run/last.safetensors: is damaged".
 template <class F>
 auto for_option(const std::string& option, const F& f) {
   try {
     return f();
   } catch (const UsageError& e) {
-    throw UsageError(option + " " + e.what());
+    throw UsageError(e.what()[0] == '-' ? e.what() : option + " " + e.what());
   }
 }
 

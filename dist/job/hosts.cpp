@@ -41,9 +41,9 @@ std::vector<Host> hosts_in_text(const std::string& text, const std::string& path
 }
 
 std::vector<Host> hosts_in_list(const std::string& list) {
-  std::string lines = list;
-  std::ranges::replace(lines, ',', '\n');
-  return hosts_in_text(lines, "-H " + list);
+  std::vector<Host> hosts;
+  for (const std::string& host : parts_of(list, ',')) add(hosts, host, "-H " + list);
+  return hosts;
 }
 
 }  // namespace tandem

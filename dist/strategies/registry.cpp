@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "core/files/files.h"
 #include "core/spec.h"
 #include "dist/job/job.h"
 #include "dist/server/asynchrony.h"
@@ -37,12 +38,13 @@ struct Asked {
     for (const auto& [key, value] :
          {std::pair{"wire", &wire}, {"servers", &servers}, {"snapshots", &snapshots}, {"pace", &pace}, {"slow", &slow}})
       *value = spec.take(key);
-    const bool contains = spec.name == "hybrid" || (spec.inner && (spec.name == "machines" || spec.name == "outer"));
-    if (!contains) return;
+    if (spec.name != "hybrid" && !(spec.inner && (spec.name == "machines" || spec.name == "outer"))) return;
     const auto inner = spec.inner ? spec.inner : std::make_shared<Spec>(Spec{.name = "all-reduce"});
     spec.inner = nullptr;
     around = spec.name;
     outer = spec.text();
+    if (around == "hybrid") for_option("--strategy", [&] { SlicedClassifier::parse(outer); });
+    if (around == "machines") for_option("--strategy", [&] { read_spec(outer, {}); });
     spec = Spec(*inner);
   }
   bool served() const { return Asynchrony::is_one(spec.name); }
@@ -233,9 +235,7 @@ std::unique_ptr<Strategy> strategy_from_environment(const std::vector<NamedStrat
     if (!value->empty() && !a.served())
       refuse(key, *value, ": is for a parameter server; choose a strategy that has it, such as --strategy ddc-asgd");
   // Errors are reported before the rendezvous, also with one rank
-  if (a.around == "hybrid") SlicedClassifier::parse(a.outer);
-  if (a.around == "machines") read_spec(a.outer, {});
-  const Make make = row.make(a);
+  const Make make = for_option("--strategy", [&] { return row.make(a); });
   const auto stragglers = StragglerEmulation::parse(a.pace, a.slow, ranks);
   if (ranks == 1 && a.text != "" && a.text != "all-reduce")
     std::fprintf(stderr, "note: --strategy %s is without effect: one process trains alone\n", a.text.c_str());

@@ -81,7 +81,7 @@ constexpr struct Known {
 const Known& find(const std::string& name) {
   for (const Known& model : models)
     if (name == model.name) return model;
-  fail("no model '", name, "'; there are: ", model_names());
+  refuse(name, ": there is no model '", name, "'; there are: ", model_names());
 }
 
 }  // namespace

@@ -7,8 +7,8 @@
 
 namespace tandem {
 
-// name: one of model_names(). Pictures are [N, side, side, channels]. Throws Error for an unknown name, listing the
-// names, and UsageError for a side that the model does not support, since the side comes from the user's data.
+// name: one of model_names(). Pictures are [N, side, side, channels]. Throws UsageError for an unknown name, listing
+// the names, and for a side that the model does not support.
 Model make_model(const std::string& name, int classes, int channels, int side);
 std::string model_names();                       // "mlp lenet5 smallcnn …"
 void check_model_name(const std::string& name);  // throws as make_model does, and builds nothing

@@ -18,7 +18,7 @@ double between(double from, double to, double progress) {  // cosine annealing
 
 double number(const std::string& text, const std::string& whole) {
   const auto v = parsed<double>(text);
-  require(v && *v > 0 && std::isfinite(*v), "schedule '", whole, "': '", text, "' is not a positive number");
+  if (!v || !(*v > 0 && std::isfinite(*v))) refuse("--schedule ", whole, ": '", text, "' is not a positive number");
   return *v;
 }
 
@@ -49,7 +49,7 @@ Schedule Schedule::parse(const std::string& text) {
   std::string rest = text;
   if (rest.starts_with("warmup:")) {
     const std::size_t plus = rest.find('+');
-    require(plus != std::string::npos, "schedule '", text, "': warmup:EPOCHS+SCHEDULE");
+    if (plus == std::string::npos) refuse("--schedule ", text, ": expected warmup:EPOCHS+SCHEDULE");
     s.warmup = number(rest.substr(7, plus - 7), text);
     rest = rest.substr(plus + 1);
   }
@@ -60,14 +60,14 @@ Schedule Schedule::parse(const std::string& text) {
   }
   const std::vector<std::string> parts = parts_of(rest, ':');  // step, its epochs, and perhaps gamma
   if (!rest.starts_with("step:") || parts.size() > 3 || parts[1].empty())
-    fail("no schedule '", text,
-         "': constant, cosine, one-cycle, step:30:0.1, step:100,150:0.1, or warmup:5+ before one of them ",
-         "(one-cycle warms up itself)");
+    refuse("--schedule ", text,
+           ": choose constant, cosine, one-cycle, step:30:0.1, step:100,150:0.1, or warmup:5+ before one of them ",
+           "(one-cycle warms up itself)");
   s.kind = Kind::step;
   if (parts.size() > 2) s.gamma = number(parts[2], text);
   for (const std::string& epoch : parts_of(parts[1], ',')) s.milestones.push_back(number(epoch, text));
-  require(std::adjacent_find(s.milestones.begin(), s.milestones.end(), std::greater_equal()) == s.milestones.end(),
-          "schedule '", text, "': its epochs must rise");
+  if (std::ranges::adjacent_find(s.milestones, std::greater_equal()) != s.milestones.end())
+    refuse("--schedule ", text, ": its epochs must rise");
   if (s.milestones.size() == 1) {
     s.every = s.milestones[0];
     s.milestones.clear();

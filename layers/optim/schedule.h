@@ -18,7 +18,7 @@ struct Schedule {
   double factor(double step, double total, double steps_per_epoch) const;
 
   // "constant", "cosine", "one-cycle", "step:30:0.1" (every 30 epochs), "step:100,150:0.1" (at these epochs);
-  // "warmup:5+cosine" adds five epochs of linear warm-up at the beginning. Throws Error that lists the forms.
+  // "warmup:5+cosine" adds five epochs of linear warm-up at the beginning. Throws UsageError that lists the forms.
   static Schedule parse(const std::string& text);
 };
 

@@ -1,6 +1,7 @@
 #include <cmath>
 #include <thread>
 
+#include "core/files/files.h"
 #include "core/files/json.h"
 #include "datasets/partition.h"
 #include "layers/models/models.h"
@@ -154,13 +155,7 @@ void arithmetic(Rows& t, RunConfig& o) {
 OptionSpec& OptionRows::text(const std::string& name, std::string& field, const std::string& help, Decides decides,
                              std::function<void(const std::string&)> check) {
   auto set = [name, &field, check](const std::string& v) {
-    try {
-      if (check) check(v);
-    } catch (const UsageError&) {
-      throw;
-    } catch (const Error& e) {
-      refuse(name, ": ", e.what());
-    }
+    if (check) for_option(name, [&] { check(v); });
     field = v;
   };
   return add({name, help, field, set}, decides, [&field] { return field; });

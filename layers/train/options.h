@@ -61,7 +61,7 @@ struct OptionRows {
   static constexpr int large = 1'000'000'000;
   std::vector<OptionSpec> all;
 
-  // check throws Error on a bad value.
+  // check throws UsageError for a bad value; the name of the option is put before its text.
   OptionSpec& text(const std::string& name, std::string& field, const std::string& help, Decides decides = {},
                    std::function<void(const std::string&)> check = {});
   OptionSpec& flag(const std::string& name, bool& field, bool value, const std::string& help, Decides decides = {});
