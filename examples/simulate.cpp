@@ -71,7 +71,7 @@ RunConfig options(int argc, char** argv, SimulatorOptions& s, Output& out) {
       {"--data",    "--data-set",  "--size",     "--skip-broken",  "--model",           "--epochs",  "--batch",
        "--lr",      "--schedule",  "--momentum", "--weight-decay", "--label-smoothing", "--augment", "--no-augment",
        "--cutout",  "--mixup",     "--seed",     "--device",       "--dtype",           "--threads", "--val",
-       "--metrics", "--partition", "--mean",     "--std"},
+       "--metrics", "--partition", "--mean",     "--std",          "--reflect"},
       own.all);
   c.compute = compute / 1e3;
   c.latency = latency / 1e3;

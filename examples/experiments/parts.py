@@ -38,7 +38,7 @@ SAMPLED = {"dirichlet:alpha=0.5": 59.4, "classes:k=2": 45.3, "equal": 65.6}
 def cell(partition, method, workers, rounds, seed):
     return {"name": f"{partition}, {workers} workers, {method}", "seed": seed, "options": {
         "--strategy": method, "--partition": partition, "--workers": workers, "--epochs": 10 * rounds, "--seed": seed,
-        "--data-set": "cifar10", "--model": "lenet5", "--augment": None, "--mean": 0, "--std": 1, "--batch": 64,
+        "--data-set": "cifar10", "--model": "lenet5", "--augment": None, "--reflect": None, "--mean": 0, "--std": 1, "--batch": 64,
         "--lr": 0.01, "--momentum": 0.9, "--weight-decay": 1e-5, "--evaluate-every": 100, "--evaluate-on": "test"}}
 
 

@@ -80,6 +80,7 @@ void pictures(Rows& t, RunConfig& o) {
   t.flag("--augment", o.augment, true, "crop randomly (4 pixels, or an eighth of the side) and flip horizontally",
          program);
   t.flag("--no-augment", o.augment, false, "no random crops and flips");
+  t.flag("--reflect", o.reflect, true, "crops of --augment show a reflection beyond the border, not black", program);
   channels(t, "--mean", o.mean, -1e6f, "mean of each channel, with pixels from 0 to 1 (default: of the data set)");
   channels(t, "--std", o.std, 1e-6f, "standard deviation of each channel (default: of the data set)");
   t.text("--partition", o.partition, "workers whose data differ: " + Partition::forms, {},

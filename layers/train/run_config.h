@@ -49,7 +49,7 @@ struct RunConfig {
   RateScale lr_scale = RateScale::clipped;
   std::string optimizer = "sgd";  // sgd, lars, adamw, adam, rmsprop
   double momentum = 0.9, weight_decay = 5e-4, label_smoothing = 0, clip = 0;
-  bool nesterov = true, augment = false;
+  bool nesterov = true, augment = false, reflect = false;
   std::string partition = "shared";        // of the training pictures among workers (datasets/partition.h)
   int cutout = 0;                          // side of the square in pixels; 0: none
   double mixup = 0;                        // α; 0: none
