@@ -12,14 +12,26 @@
 
 namespace tandem::test {
 
+// Works until that is so.
+template <class Done>
+void progress_until(Channel& c, const Done& done) {
+  while (!done())
+    if (!c.progress()) c.rest();
+}
 // Waits until what was sent has left; sends a message and waits.
 inline void drain(Channel& c) {
-  while (!c.sent())
-    if (!c.progress()) c.rest();
+  progress_until(c, [&] { return c.sent(); });
 }
 inline void deliver(Channel& c, int to, const MessageHeader& header, std::span<const std::byte> bytes = {}) {
   c.send(to, header, bytes);
   drain(c);
+}
+
+// Every message's bytes go there; those that do not fit are refused.
+inline Receiver into(
+    std::span<std::byte> room, const decltype(Receiver::arrived)& arrived = [](auto&&...) {}) {
+  return {.place = [=](int, const MessageHeader&, std::size_t n) { return room.first(std::min(n, room.size())); },
+          .arrived = arrived};
 }
 
 inline void serve_or_push(Channel& c, std::size_t count, int pushes) {
@@ -43,21 +55,17 @@ inline void serve_or_push(Channel& c, std::size_t count, int pushes) {
       c.send(from, {answer, header[1]}, std::as_bytes(std::span(answers[from])));
     };
     c.on_message({.place = place, .arrived = arrived});
-    while (ended < workers)
-      if (!c.progress()) c.rest();
-    drain(c);
+    progress_until(c, [&] { return ended == workers && c.sent(); });
     require(applied == workers * pushes, applied, " pushes were applied");
     for (float v : sum) require(v == float(workers * (workers + 1) / 2 * pushes), "the sum is ", v);
     return;
   }
   std::vector<float> mine(count, float(c.rank())), now(count);
   std::uint64_t answered = 0;
-  c.on_message({.place = [&](int, const MessageHeader&, std::size_t) { return bytes_of(now); },
-                .arrived = [&](int, const MessageHeader& header, std::span<std::byte>) { answered = header[1]; }});
+  c.on_message(into(bytes_of(now), [&](int, const MessageHeader& header, auto) { answered = header[1]; }));
   for (std::uint64_t step = 1; step <= std::uint64_t(pushes); step++) {
     deliver(c, 0, {push, step}, std::as_bytes(std::span(mine)));
-    while (answered != step)
-      if (!c.progress()) c.rest();
+    progress_until(c, [&] { return answered == step; });
     require(now[count - 1] >= float(step) * float(c.rank()), "the answer to push ", step, " is ", now[count - 1]);
   }
   deliver(c, 0, {end});

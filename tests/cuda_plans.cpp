@@ -6,10 +6,10 @@
 #include <dlfcn.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <sstream>
 
+#include "core/clock.h"
 #include "core/reference/kernels.h"
 #include "cuda/plans.h"
 #include "examples/airbench.h"
@@ -183,7 +183,7 @@ int main(int argc, char** argv) {
         &words);
     for (const std::string& word : words)
       if (word != "ops" && word != "airbench94") check_model_name(word);
-    const auto begin = std::chrono::steady_clock::now();
+    const auto begin = Clock::now();
     const std::vector<Convolved> all = convolutions(words);
     if (all.empty()) refuse("there is no convolution: name ops, airbench94 or some of ", model_names());
     std::printf("cuDNN %zu, %zu convolutions; %s\n", cudnnGetVersion(), all.size(),
@@ -203,7 +203,7 @@ int main(int argc, char** argv) {
     if (!seen) refuse("--gpu ", only, ": choose sm_80, sm_90 or sm_60");
     std::printf("%s, %.0f s\n",
                 missing ? "there are graphs without a plan" : "every graph has a plan, deterministic or not",
-                std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+                seconds_since(begin));
   });
   return status ? status : missing > 0;
 }

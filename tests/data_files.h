@@ -37,6 +37,11 @@ inline bool without_stb() {
   return bool(refused([] { decode(small_png(), 3); }, {"without stb"}));
 }
 
+inline Bytes flipped(Bytes b, std::size_t bit) {
+  b[bit / 8] ^= std::uint8_t(1u << bit % 8);
+  return b;
+}
+
 inline Bytes cut(Bytes b, std::size_t size) {
   b.resize(size);
   return b;
@@ -46,17 +51,6 @@ inline Bytes noise(std::size_t size, unsigned seed) {
   Bytes b(size);
   std::uint32_t state = seed * 2654435761u + 1;
   for (auto& v : b) v = std::uint8_t((state = state * 1664525u + 1013904223u) >> 24);
-  return b;
-}
-
-inline Bytes idx(std::uint32_t magic, const std::vector<std::uint32_t>& sizes, const Bytes& elements) {
-  Bytes b;
-  auto number = [&](std::uint32_t v) {
-    for (int shift = 24; shift >= 0; shift -= 8) b.push_back(std::uint8_t(v >> shift));
-  };
-  number(magic);
-  for (auto size : sizes) number(size);
-  b.insert(b.end(), elements.begin(), elements.end());
   return b;
 }
 

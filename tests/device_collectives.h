@@ -81,4 +81,15 @@ inline void messages_both_ways(Communicator& c, Twin& twin) {
   expect(in.values(), of_rank(from, 97), "the message");
 }
 
+// All of that on 2 to 4 ranks; on_ranks(n, body) makes them.
+template <class OnRanks>
+void every_collective(const OnRanks& on_ranks) {
+  for (int n : {2, 3, 4}) {
+    for (std::int64_t count : {1, 3, 7, 1000, 4099})
+      all_well(on_ranks(n, [=](Communicator& c, Twin& twin) { sums_and_maxima(c, twin, count); }));
+    all_well(on_ranks(n, pieces_and_copies));
+    all_well(on_ranks(n, messages_both_ways));
+  }
+}
+
 }  // namespace tandem::test

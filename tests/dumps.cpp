@@ -22,6 +22,13 @@ std::string contents(const fs::path& file) {
   return text.str();
 }
 
+std::vector<nlohmann::json> lines_of(const std::string& metrics) {
+  std::vector<nlohmann::json> lines;
+  std::istringstream in(contents(metrics));
+  for (std::string line; std::getline(in, line);) lines.push_back(nlohmann::json::parse(line, nullptr, false));
+  return lines;
+}
+
 // ---- PyTorch's dumps ------------------------------------------------------------------------------------------------
 Dumps::Dumps(const fs::path& path) : file_(path.string()) {
   const SafetensorsFile file(path);
@@ -31,10 +38,8 @@ Dumps::Dumps(const fs::path& path) : file_(path.string()) {
 
 const Dumps& Dumps::of(const char* name) {
   static std::map<std::string, Dumps> files;
-  auto found = files.find(name);
-  if (found == files.end())
-    found = files.emplace(name, Dumps(source(std::string("tests/reference/") + name + ".safetensors"))).first;
-  return found->second;
+  if (!files.count(name)) files.emplace(name, Dumps(source(std::string("tests/reference/") + name + ".safetensors")));
+  return files.at(name);
 }
 
 const Dump& Dumps::at(const std::string& tensor) const {
@@ -56,11 +61,11 @@ std::vector<std::string> Dumps::cases() const {
 }
 
 // ---- numbers --------------------------------------------------------------------------------------------------------
-std::vector<double> numbers(const std::string& name, std::int64_t n, double low, double high, double step) {
+Numbers numbers(const std::string& name, std::int64_t n, double low, double high, double step) {
   std::uint64_t seed = 1469598103934665603u;
   for (unsigned char c : name) seed = (seed ^ c) * 1099511628211u;
   Philox random(seed, Stream::test);
-  std::vector<double> v(static_cast<std::size_t>(n));
+  Numbers v(static_cast<std::size_t>(n));
   for (std::int64_t i = 0; i < n; i++) {
     double x = low + (high - low) * uniform(random.word(static_cast<std::uint32_t>(i)));
     v[i] = step > 0 ? std::round(x / step) * step : x;
@@ -68,7 +73,7 @@ std::vector<double> numbers(const std::string& name, std::int64_t n, double low,
   return v;
 }
 
-Difference difference(const std::vector<double>& got, const std::vector<double>& want, double floor) {
+Difference difference(const Numbers& got, const Numbers& want, double floor) {
   Difference worst;
   if (got.size() != want.size()) return {INFINITY, 0, double(got.size()), double(want.size())};
   double largest = floor;

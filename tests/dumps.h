@@ -16,12 +16,14 @@ using Numbers = std::vector<double>;
 // A file of the source tree: "autograd/ops.h".
 std::filesystem::path source(const std::string& path);
 std::string contents(const std::filesystem::path& file);
+std::vector<nlohmann::json> lines_of(
+    const std::string& metrics);  // of a file of JSON lines; one that is none: discarded
 
 // ---- PyTorch's dumps ------------------------------------------------------------------------------------------------
 // One tensor of a safetensors file, whatever its type there.
 struct Dump {
   Shape shape;
-  std::vector<double> values;
+  Numbers values;
   Tensor on(Backend& backend, DType dtype) const { return Tensor::of(backend, shape, values, dtype); }
 };
 
@@ -46,7 +48,7 @@ class Dumps {
 
 // ---- numbers --------------------------------------------------------------------------------------------------------
 // n numbers in [low, high), the same for the same name on every machine; step > 0 rounds them to multiples of it.
-std::vector<double> numbers(const std::string& name, std::int64_t n, double low = -1, double high = 1, double step = 0);
+Numbers numbers(const std::string& name, std::int64_t n, double low = -1, double high = 1, double step = 0);
 
 template <class T>
 std::vector<T> numbers_as(const std::string& name, std::int64_t n, double low = -1, double high = 1) {
@@ -62,7 +64,7 @@ struct Difference {
   std::size_t index = 0;
   double got = 0, want = 0;
 };
-Difference difference(const std::vector<double>& got, const std::vector<double>& want, double floor = 1e-6);
+Difference difference(const Numbers& got, const Numbers& want, double floor = 1e-6);
 
 // The largest |a − b| of two vectors of one length; infinite where that is not a number.
 double largest_gap(const Numbers& a, const Numbers& b);

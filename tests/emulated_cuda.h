@@ -40,14 +40,14 @@ class Block {
     for (unsigned z = 0; z < threads.z; z++)
       for (unsigned y = 0; y < threads.y; y++)
         for (unsigned x = 0; x < threads.x; x++) threads_.push_back({.index = {x, y, z}});
-    if (stacks().size() < threads_.size() * stack) stacks().resize(threads_.size() * stack);
+    if (stacks_.size() < threads_.size() * stack) stacks_.resize(threads_.size() * stack);
   }
 
   void run() {
-    Block* before = std::exchange(now(), this);
+    Block* before = std::exchange(now_, this);
     // NaN: what this block has not written shows
     std::memset(shared_begin, 0xff, std::size_t(shared_end - shared_begin));
-    for (std::size_t t = 0; t < threads_.size(); t++) prepare(threads_[t].context, stacks().data() + t * stack);
+    for (std::size_t t = 0; t < threads_.size(); t++) prepare(threads_[t].context, stacks_.data() + t * stack);
     std::vector<std::size_t> turn(threads_.size());
     for (std::size_t t = 0; t < turn.size(); t++) turn[t] = t;
     if (order == Order::backward) std::reverse(turn.begin(), turn.end());
@@ -55,7 +55,7 @@ class Block {
       any = false;
       if (order == Order::random)
         for (std::size_t t = turn.size(); t > 1; t--)
-          std::swap(turn[t - 1], turn[Philox(1, Stream::test).word(draws()++) % t]);
+          std::swap(turn[t - 1], turn[Philox(1, Stream::test).word(draws_++) % t]);
       for (std::size_t t : turn)
         if (threads_[t].state == State::ready) {
           any = true;
@@ -64,12 +64,12 @@ class Block {
         }
       any |= release();
     }
-    now() = before;
+    now_ = before;
     for (const Thread& t : threads_)
       if (t.state != State::done) throw std::logic_error("a barrier or shuffle is not reached by all its threads");
   }
 
-  static Block& here() { return *now(); }
+  static Block& here() { return *now_; }
   const uint3& thread() const { return threads_[current_].index; }
   void barrier() { wait(State::barrier); }
   // The value that the lane `from(lane)` of this warp brought to the same shuffle.
@@ -98,18 +98,9 @@ class Block {
     std::uint64_t value[2] = {};
   };
 
-  static Block*& now() {
-    static Block* block = nullptr;
-    return block;
-  }
-  static std::vector<char>& stacks() {
-    static std::vector<char> s;
-    return s;
-  }
-  static std::uint32_t& draws() {
-    static std::uint32_t n = 0;
-    return n;
-  }
+  static inline Block* now_ = nullptr;
+  static inline std::vector<char> stacks_;
+  static inline std::uint32_t draws_ = 0;
   void prepare(ucontext_t& context, char* memory) {
     getcontext(&context);
     context.uc_stack.ss_sp = memory;

@@ -1,6 +1,5 @@
 #include "tests/fake_nccl.h"
 
-#include <array>
 #include <cstring>
 #include <deque>
 #include <functional>
@@ -25,10 +24,9 @@ struct Asked {
   int root;
   bool operator==(const Asked&) const = default;
 };
-struct Meeting {  // of one collective
-  std::vector<std::unique_ptr<Asked>> asked;
-  std::vector<std::vector<std::byte>> data;
-  int here = 0;
+struct Meeting {                                // of one collective
+  std::map<int, Asked> asked;                   // by the ranks that are here
+  std::map<int, std::vector<std::byte>> given;  // by them
   std::vector<std::byte> result;
 };
 struct World {
@@ -92,22 +90,18 @@ ncclResult_t collective(Asked asked, const void* from, void* to, ncclComm_t c, c
       c, s, [world = of(c).world, rank = of(c).rank, number = of(c).number++, asked, from, to, bytes](Twin& twin) {
         std::lock_guard lock(world->mutex);
         Meeting& m = world->meetings[number];
-        const auto n = std::size_t(world->ranks), me = std::size_t(rank);
-        m.asked.resize(n), m.data.resize(n);
-        if (!m.asked[me]) {
-          m.asked[me] = std::make_unique<Asked>(asked);
-          m.data[me].resize(bytes);
-          twin.read(m.data[me].data(), from, bytes);
-          m.here++;
+        if (m.asked.emplace(rank, asked).second) {
+          m.given[rank].resize(bytes);
+          twin.read(m.given[rank].data(), from, bytes);
         }
-        if (m.here < world->ranks) return false;
-        for (const auto& a : m.asked)
-          if (!(*a == *m.asked[0])) return false;
+        if (int(m.asked.size()) < world->ranks) return false;
+        for (const auto& [r, a] : m.asked)
+          if (!(a == asked)) return false;
         if (m.result.empty() && bytes > 0) {
-          m.result = m.data[asked.what == What::broadcast ? std::size_t(asked.root) : 0];
-          for (std::size_t r = 1; r < n && asked.what != What::broadcast; r++)
+          m.result = m.given[asked.what == What::broadcast ? asked.root : 0];
+          for (int r = 1; r < world->ranks && asked.what != What::broadcast; r++)
             combine_elements(asked.operation == ncclSum ? Combine::sum : Combine::max, dtype_of_nccl(asked.type),
-                             m.result.data(), m.data[r].data(), std::int64_t(asked.count));
+                             m.result.data(), m.given[r].data(), std::int64_t(asked.count));
         }
         if (asked.what != What::reduce || asked.root == rank) twin.write(to, m.result.data(), bytes);
         return true;

@@ -1,9 +1,7 @@
 // DASO in blocking calls, with the course's merge. All groups exchange in every turn and wait for the sum, so nothing
 // is broadcast inside a host. The sum is merged in the turn in which the schedule merges it.
 #pragma once
-#include <memory>
 #include <utility>
-#include <vector>
 
 #include "dist/strategies/daso.h"
 #include "examples/course/6_local_steps/solution.h"

@@ -29,9 +29,11 @@ void each_dump(Row& row, const std::string& op, const F& f) {
     if (const Attributes a = dumps().attributes(name); a["op"] == op) row.cases.push_back(f(name, a));
 }
 
-Case plain(const char* name, Build y, const std::vector<Shape>& shapes) {
+// Of inputs of these shapes, drawn from [low, high).
+Case plain(const std::string& name, Build y, const std::vector<Shape>& shapes, double low = -1, double high = 1,
+           double step = 0) {
   Case c{.name = name, .y = std::move(y), .inputs = {}};
-  for (const Shape& shape : shapes) c.inputs.push_back({.shape = shape});
+  for (const Shape& shape : shapes) c.inputs.push_back({.shape = shape, .low = low, .high = high, .step = step});
   return c;
 }
 
@@ -46,12 +48,9 @@ Row unary(const std::string& op, double low, double high, std::function<Variable
     c.oracle = [oracle](double x, double) { return oracle(x); };
     row.cases.push_back(std::move(c));
   };
-  if (dumps().has(op + "/x"))
-    add(dumped(op, {"x"}, {}));
-  else
-    add({.name = "small", .y = {}, .inputs = {{.shape = {3, 37}, .low = low, .high = high}}});
-  add({.name = "scalar", .y = {}, .inputs = {{.shape = {}, .low = 0.75, .high = 0.75}}});
-  add({.name = "many", .y = {}, .inputs = {{.shape = {many}, .low = low, .high = high}}});
+  add(dumps().has(op + "/x") ? dumped(op, {"x"}, {}) : plain("small", {}, {{3, 37}}, low, high));
+  add(plain("scalar", {}, {{}}, 0.75, 0.75));
+  add(plain("many", {}, {{many}}, low, high));
   return row;
 }
 
@@ -84,10 +83,8 @@ template <int... axes>
 void reduction(Row& row, Reduce f, const std::string& name, const Shape& shape = {}, double step = 0) {
   for (bool keep : {false, true}) {
     Build y = [f, keep](Inputs v) { return f(v[0], {axes...}, keep); };
-    if (shape.rank() == 0)
-      row.cases.push_back(dumped(row.op + "_" + name + (keep ? "_keepdim" : ""), {"x"}, y));
-    else
-      row.cases.push_back({.name = name, .y = y, .inputs = {{.shape = shape, .step = step}}});
+    row.cases.push_back(shape.rank() == 0 ? dumped(row.op + "_" + name + (keep ? "_keepdim" : ""), {"x"}, y)
+                                          : plain(name, y, {shape}, -1, 1, step));
   }
 }
 
@@ -112,7 +109,7 @@ Row reduce(const std::string& op, Reduce f, double ties = 0) {
 template <int... order>
 Case permutation(const std::string& dump, const Shape& shape = {}) {
   Build y = [](Inputs v) { return transpose(v[0], {order...}); };
-  return shape.rank() == 0 ? dumped(dump, {"x"}, y) : Case{.name = dump, .y = y, .inputs = {{.shape = shape}}};
+  return shape.rank() == 0 ? dumped(dump, {"x"}, y) : plain(dump, y, {shape});
 }
 
 Build convolution(const Conv2dOptions& o) {
@@ -162,7 +159,7 @@ Row pooling(const std::string& op, const std::string& dump, Pool f, bool relu) {
     return dumped(name, {"x"}, y({.kernel_size = a["kernel"], .stride = a["stride"], .padding = a["padding"]}));
   });
   auto add = [&](const char* name, const Shape& x, const Pool2dOptions& o, double step = 0) {
-    row.cases.push_back({.name = name, .y = y(o), .inputs = {{.shape = x, .step = step}}});
+    row.cases.push_back(plain(name, y(o), {x}, -1, 1, step));
   };
   add("overlap", {2, 6, 7, 3}, {.kernel_size = 3, .stride = 1});
   add("gaps", {2, 9, 7, 3}, {.kernel_size = 2, .stride = 3});
@@ -178,7 +175,7 @@ Row pooling(const std::string& op, const std::string& dump, Pool f, bool relu) {
 }
 
 // The running statistics are made anew for each evaluation, so that a case is a function.
-Build norm(BatchNormOptions o, std::vector<double> mean, std::vector<double> variance) {
+Build norm(BatchNormOptions o, Numbers mean, Numbers variance) {
   return [=](Inputs v) {
     Tensor m = Tensor::of(v[0].backend(), v[1].shape(), mean, v[1].dtype()),
            s = Tensor::of(v[0].backend(), v[1].shape(), variance, v[1].dtype());
@@ -255,7 +252,7 @@ Row layer_norm_row() {
 
 Row cross_entropy_row() {
   Row row{"cross_entropy", {}};
-  auto loss = [](double smoothing, std::vector<double> labels) {
+  auto loss = [](double smoothing, Numbers labels) {
     return Build([=](Inputs v) { return cross_entropy(v[0], labels_of(v[0].backend(), labels), smoothing); });
   };
   for (const char* name : {"cross_entropy", "cross_entropy_smoothing"})
@@ -264,11 +261,8 @@ Row cross_entropy_row() {
                loss(dumps().attributes(name)["label_smoothing"], dumps().at(std::string(name) + "/labels").values)));
   for (double smoothing : {0.0, 0.2}) {
     std::string name = smoothing > 0 ? " smoothing" : "";
-    row.cases.push_back(
-        {.name = "one row" + name, .y = loss(smoothing, {2}), .inputs = {{.shape = {1, 3}, .low = -3, .high = 3}}});
-    row.cases.push_back({.name = "many" + name,
-                         .y = loss(smoothing, numbers("labels", 128, 0, 99, 1)),
-                         .inputs = {{.shape = {128, 100}, .low = -9, .high = 9}}});
+    row.cases.push_back(plain("one row" + name, loss(smoothing, {2}), {{1, 3}}, -3, 3));
+    row.cases.push_back(plain("many" + name, loss(smoothing, numbers("labels", 128, 0, 99, 1)), {{128, 100}}, -9, 9));
   }
   return row;
 }
@@ -282,16 +276,13 @@ Tensor dumped_index(Backend& backend, const std::string& name, DType dtype = DTy
 }
 
 Row topk_row() {
-  Row row{"topk", {}};
   auto best = [](std::int64_t k, int axis, bool largest) {
     return Build([=](Inputs v) { return topk(v[0], k, axis, largest).values; });
   };
-  row.cases = {dumped("topk", {"x"}, best(3, 1, true)),
-               dumped("topk_smallest", {"x"}, best(3, 1, false)),
-               plain("all", best(5, 0, true), {{5, 3}}),
-               {.name = "ties", .y = best(4, -1, true), .inputs = {{.shape = {6, 20}, .step = 0.25}}},
-               plain("many", best(5, -1, false), {{300, 400}})};
-  return row;
+  return {"topk",
+          {dumped("topk", {"x"}, best(3, 1, true)), dumped("topk_smallest", {"x"}, best(3, 1, false)),
+           plain("all", best(5, 0, true), {{5, 3}}), plain("ties", best(4, -1, true), {{6, 20}}, -1, 1, 0.25),
+           plain("many", best(5, -1, false), {{300, 400}})}};
 }
 
 Row loss_row(const char* op, Build y) {
@@ -310,11 +301,10 @@ std::vector<Row> table() {
   std::vector<Row> rows;
   auto row = [&](Row r) { rows.push_back(std::move(r)); };
   using F = double (*)(double);
-  auto one = [&](const char* op, Variable (*f)(const Variable&), F oracle) { row(unary(op, -4, 4, f, oracle)); };
-  auto positive_one = [&](const char* op, Variable (*f)(const Variable&), F oracle) {
-    row(unary(op, 0.1, 4, f, oracle));
-  };
   using X = const Variable&;
+  using Op = Variable (*)(X);
+  auto one = [&](const char* op, Op f, F oracle) { row(unary(op, -4, 4, f, oracle)); };
+  auto positive_one = [&](const char* op, Op f, F oracle) { row(unary(op, 0.1, 4, f, oracle)); };
 
   one("relu", relu, [](double x) { return std::fmax(x, 0.0); });
   row(unary(
@@ -352,16 +342,13 @@ std::vector<Row> table() {
 
   // Finite differences see through a narrow type when each step is a number of it: steps of 2^-10 between multiples of
   // 2^-6.
-  auto through = [](DType narrow) {
-    return Build([narrow](Inputs v) { return cast(cast(v[0], narrow), v[0].dtype()); });
+  auto through = [](const char* name, DType narrow, const Shape& shape, double step) {
+    Build y = [narrow](Inputs v) { return cast(cast(v[0], narrow), v[0].dtype()); };
+    return Case{.name = name, .y = y, .inputs = {{.shape = shape, .step = 0x1p-6}}, .step = step};
   };
   row({"cast",
-       {{.name = "through f32",
-         .y = through(DType::f32),
-         .inputs = {{.shape = {5, 7}, .step = 0x1p-6}},
-         .step = 0x1p-10},
-        {.name = "through bf16", .y = through(DType::bf16), .inputs = {{.shape = {5, 7}, .step = 0x1p-6}}, .step = 0},
-        {.name = "many", .y = through(DType::bf16), .inputs = {{.shape = {many}, .step = 0x1p-6}}, .step = 0}}});
+       {through("through f32", DType::f32, {5, 7}, 0x1p-10), through("through bf16", DType::bf16, {5, 7}, 0),
+        through("many", DType::bf16, {many}, 0)}});
 
   const Input any{.shape = {}, .low = -2, .high = 2}, positive{.shape = {}, .low = 0.5, .high = 2};
   row(binary("add", add, any, any, 0, [](double a, double b) { return a + b; }));
@@ -398,19 +385,18 @@ std::vector<Row> table() {
         permutation<0, 3, 1, 2>("permute_0312"), permutation<-1, 0>("negative", {3, 5}),
         permutation<2, 1, 0>("many", {50, 30, 41})}});
 
-  Row slices{"slice", {}};
-  for (const char* name : {"slice", "slice_step"})  // PyTorch's cuts three axes at once
-    slices.cases.push_back(dumped(name, {"x"}, [a = dumps().attributes(name)](Inputs v) {
+  auto sliced = [](const char* name) {  // PyTorch's cuts three axes at once
+    return dumped(name, {"x"}, [a = dumps().attributes(name)](Inputs v) {
       Variable y = v[0];
       for (int axis = 0; axis < 3; axis++) y = slice(y, axis, a["start"][axis], a["stop"][axis], a["step"][axis]);
       return y;
-    }));
-  slices.cases.push_back(plain("rows", [](Inputs v) { return slice(v[0], 0, 1, 3); }, {{5, 4}}));
-  slices.cases.push_back(plain("last axis", [](Inputs v) { return slice(v[0], -1, 1, 6, 2); }, {{2, 3, 7}}));
-  slices.cases.push_back(
-      plain("two of one", [](Inputs v) { return mul(slice(v[0], 0, 0, 3), slice(v[0], 0, 2, 5)); }, {{5, 4}}));
-  slices.cases.push_back(plain("many", [](Inputs v) { return slice(v[0], 1, 0, 200, 2); }, {{130, 401}}));
-  row(std::move(slices));
+    });
+  };
+  row({"slice",
+       {sliced("slice"), sliced("slice_step"), plain("rows", [](Inputs v) { return slice(v[0], 0, 1, 3); }, {{5, 4}}),
+        plain("last axis", [](Inputs v) { return slice(v[0], -1, 1, 6, 2); }, {{2, 3, 7}}),
+        plain("two of one", [](Inputs v) { return mul(slice(v[0], 0, 0, 3), slice(v[0], 0, 2, 5)); }, {{5, 4}}),
+        plain("many", [](Inputs v) { return slice(v[0], 1, 0, 200, 2); }, {{130, 401}})}});
 
   row({"squeeze",
        {plain("middle", [](Inputs v) { return squeeze(v[0], 1); }, {{2, 1, 3}}),
@@ -422,16 +408,12 @@ std::vector<Row> table() {
        {dumped("stack", {"x0", "x1"}, [](Inputs v) { return stack(v, 1); }),
         plain("last", [](Inputs v) { return stack(v, -1); }, {{2, 3}, {2, 3}})}});
 
-  Row cats{"cat", {}};
-  for (int axis = 0; axis < 3; axis++)
-    cats.cases.push_back(
-        dumped("concat_" + std::to_string(axis), {"x0", "x1", "x2"}, [axis](Inputs v) { return cat(v, axis); }));
+  auto joined = [](int axis) { return Build([axis](Inputs v) { return cat(v, axis); }); };
   Build twice = [](Inputs v) { return cat(std::vector{v[0], v[1], v[0]}, -1); };
-  cats.cases.push_back(plain("twice the same", twice, {{2, 3}, {2, 1}}));
-  cats.cases.push_back({.name = "six",
-                        .y = [](Inputs v) { return cat(v, 0); },
-                        .inputs = std::vector<Input>(6, Input{.shape = {2, 3}})});
-  row(std::move(cats));
+  row({"cat",
+       {dumped("concat_0", {"x0", "x1", "x2"}, joined(0)), dumped("concat_1", {"x0", "x1", "x2"}, joined(1)),
+        dumped("concat_2", {"x0", "x1", "x2"}, joined(2)), plain("twice the same", twice, {{2, 3}, {2, 1}}),
+        plain("six", joined(0), std::vector<Shape>(6, {2, 3}))}});
 
   auto shortcut = [](int stride, int widen) {
     return Build([=](Inputs v) { return pad_shortcut(v[0], stride, widen); });
@@ -441,15 +423,16 @@ std::vector<Row> table() {
         plain("wide only", shortcut(1, 3), {{1, 3, 2, 4}}), plain("thirds", shortcut(3, 0), {{1, 7, 8, 2}}),
         plain("many", shortcut(2, 8), {{4, 32, 31, 16}})}});
 
-  Row pads{"pad", {}};
-  for (const char* name : {"pad_zero", "pad_value"})
-    pads.cases.push_back(dumped(name, {"x"}, [a = dumps().attributes(name)](Inputs v) {
+  auto padded = [](const char* name) {
+    return dumped(name, {"x"}, [a = dumps().attributes(name)](Inputs v) {
       Variable y = v[0];
       for (int axis = 0; axis < 3; axis++) y = pad(y, axis, a["before"][axis], a["after"][axis], a["value"]);
       return y;
-    }));
-  pads.cases.push_back(plain("channels", [](Inputs v) { return pad(v[0], -1, 8, 8); }, {{2, 3, 3, 4}}));
-  row(std::move(pads));
+    });
+  };
+  row({"pad",
+       {padded("pad_zero"), padded("pad_value"),
+        plain("channels", [](Inputs v) { return pad(v[0], -1, 8, 8); }, {{2, 3, 3, 4}})}});
 
   Build product = [](Inputs v) { return matmul(v[0], v[1]); };
   row({"matmul",
@@ -497,11 +480,9 @@ std::vector<Row> table() {
   auto soft = [&](const std::string& op, Variable (*f)(const Variable&, int)) {
     auto along = [f](int axis) { return Build([f, axis](Inputs v) { return f(v[0], axis); }); };
     row({op,
-         {dumped(op, {"x"}, along(-1)),
-          dumped(op + "_0", {"x"}, along(0)),
-          {.name = "three axes", .y = along(-1), .inputs = {{.shape = {2, 3, 4}, .low = -5, .high = 5}}},
-          {.name = "middle axis", .y = along(1), .inputs = {{.shape = {2, 3, 4}, .low = -5, .high = 5}}},
-          {.name = "many", .y = along(1), .inputs = {{.shape = {64, 1000}, .low = -9, .high = 9}}}}});
+         {dumped(op, {"x"}, along(-1)), dumped(op + "_0", {"x"}, along(0)),
+          plain("three axes", along(-1), {{2, 3, 4}}, -5, 5), plain("middle axis", along(1), {{2, 3, 4}}, -5, 5),
+          plain("many", along(1), {{64, 1000}}, -9, 9)}});
   };
   soft("softmax", softmax);
   rows.back().bf16 = 0x1p-5;  // the gradient is y·(dy − …), and y was rounded
@@ -534,16 +515,16 @@ std::vector<Row> table() {
   return rows;
 }
 
-Tensor labels_of(Backend& backend, const std::vector<double>& labels) {
+Tensor labels_of(Backend& backend, const Numbers& labels) {
   return Tensor::of(backend, {std::int64_t(labels.size())}, labels, DType::i32);
 }
 
-std::vector<double> values_of(const std::string& op, const Case& c, std::size_t i) {
+Numbers values_of(const std::string& op, const Case& c, std::size_t i) {
   if (!c.dump.empty()) return dumps().at(c.dump + "/" + c.names[i]).values;
   const Input& in = c.inputs[i];
   return numbers(op + "/" + c.name + "/" + std::to_string(i), in.shape.numel(), in.low, in.high, in.step);
 }
-std::vector<double> dy_of(const std::string& op, const Case& c, std::int64_t numel) {
+Numbers dy_of(const std::string& op, const Case& c, std::int64_t numel) {
   if (!c.dump.empty()) return dumps().at(c.dump + "/dy").values;
   return numbers(op + "/" + c.name + "/dy", numel);
 }
@@ -551,8 +532,8 @@ std::vector<double> dy_of(const std::string& op, const Case& c, std::int64_t num
 // ---- running a case -------------------------------------------------------------------------------------------------
 DType type_of(const Input& in, DType dtype) { return in.parameter && size_of(dtype) == 2 ? DType::f32 : dtype; }
 
-Result evaluate(const Case& c, Backend& backend, DType dtype, const std::vector<std::vector<double>>& values,
-                const std::vector<double>& dy, Form form, int only) {
+Result evaluate(const Case& c, Backend& backend, DType dtype, const std::vector<Numbers>& values, const Numbers& dy,
+                Form form, int only) {
   std::vector<Variable> leaves;
   for (std::size_t i = 0; i < c.inputs.size(); i++)
     leaves.emplace_back(Tensor::of(backend, c.inputs[i].shape, values[i], type_of(c.inputs[i], dtype)),
@@ -566,8 +547,7 @@ Result evaluate(const Case& c, Backend& backend, DType dtype, const std::vector<
   loss.backward({.keep = form == Form::twice});
   if (form == Form::twice) loss.backward();
   Result r{y.value().values(), {}};
-  for (const Variable& leaf : leaves)
-    r.gradients.push_back(leaf.grad().defined() ? leaf.grad().values() : std::vector<double>());
+  for (const Variable& leaf : leaves) r.gradients.push_back(leaf.grad().defined() ? leaf.grad().values() : Numbers());
   return r;
 }
 

@@ -38,16 +38,16 @@ struct Row {
 };
 
 std::vector<Row> table();
-Tensor labels_of(Backend& backend, const std::vector<double>& labels);  // i32
+Tensor labels_of(Backend& backend, const Numbers& labels);  // i32
 
 // The values of input i, in double; and those of dy, for a result of `elements`.
-std::vector<double> values_of(const std::string& op, const Case& c, std::size_t i);
-std::vector<double> dy_of(const std::string& op, const Case& c, std::int64_t numel);
+Numbers values_of(const std::string& op, const Case& c, std::size_t i);
+Numbers dy_of(const std::string& op, const Case& c, std::int64_t numel);
 
 // ---- running a case -------------------------------------------------------------------------------------------------
 struct Result {
-  std::vector<double> y;
-  std::vector<std::vector<double>> gradients;  // empty where none was asked for
+  Numbers y;
+  std::vector<Numbers> gradients;  // empty where none was asked for
 };
 
 enum class Form {
@@ -60,7 +60,7 @@ enum class Form {
 DType type_of(const Input& in, DType dtype);
 
 // y, and the gradients of Σ dy·y with respect to all inputs, or to one of them.
-Result evaluate(const Case& c, Backend& backend, DType dtype, const std::vector<std::vector<double>>& values,
-                const std::vector<double>& dy, Form form = Form::once, int only = -1);
+Result evaluate(const Case& c, Backend& backend, DType dtype, const std::vector<Numbers>& values, const Numbers& dy,
+                Form form = Form::once, int only = -1);
 
 }  // namespace tandem::test

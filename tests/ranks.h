@@ -26,9 +26,22 @@ inline void all_well(const std::vector<std::string>& said) {
   for (std::size_t r = 0; r < said.size(); r++) EXPECT_EQ(said[r], "") << "rank " << r;
 }
 
+// For 20 seconds at most.
+inline void wait_until(const std::function<bool()>& done) {
+  for (int ms = 0; ms < 20000 && !done(); ms++) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+}
+
 // What every rank threw holds these parts.
 inline void all_say(const std::vector<std::string>& said, const std::vector<std::string>& parts) {
   for (std::size_t r = 0; r < said.size(); r++) EXPECT_TRUE(holds(said[r], parts)) << "rank " << r;
+}
+
+template <class T>
+void same_bits(const std::vector<std::vector<T>>& of_ranks) {
+  for (std::size_t r = 1; r < of_ranks.size(); r++) {
+    ASSERT_EQ(of_ranks[r].size(), of_ranks[0].size());
+    EXPECT_EQ(std::memcmp(of_ranks[r].data(), of_ranks[0].data(), of_ranks[0].size() * sizeof(T)), 0) << "rank " << r;
+  }
 }
 
 inline Buffer whole(Tensor& t) { return {t.raw_write(), t.numel(), t.dtype()}; }
@@ -38,35 +51,37 @@ void is(const T* x, std::int64_t i, double want, const char* what) {
   require(double(x[i]) == want, what, ": element ", i, " is ", double(x[i]), " and should be ", want);
 }
 
-// Whole numbers, so that sums are exact: element i of rank r is (i mod 8) + r.
+// Whole numbers, so that sums are exact (in bf16 up to 256, of 8 ranks): element i of rank r is (i mod 29) + r.
 template <class T>
 void exercise(Communicator& c, T* x, std::int64_t count) {
   const int n = c.size(), me = c.rank();
+  auto of = [](std::int64_t i, int rank) { return double(i % 29 + rank); };
+  auto sum = [&](std::int64_t i) { return n * of(i, 0) + n * (n - 1) / 2.0; };
   auto fill = [&] {
-    for (std::int64_t i = 0; i < count; i++) x[i] = T(float(i % 8 + me));
+    for (std::int64_t i = 0; i < count; i++) x[i] = T(float(of(i, me)));
   };
   const Buffer b{x, count, dtype_of<T>};
   fill();
   c.all_reduce(b).wait();
-  for (std::int64_t i = 0; i < count; i++) is(x, i, double(n * (i % 8)) + n * (n - 1) / 2.0, "sum");
+  for (std::int64_t i = 0; i < count; i++) is(x, i, sum(i), "sum");
   fill();
   c.all_reduce(b, Combine::max).wait();
-  for (std::int64_t i = 0; i < count; i++) is(x, i, double(i % 8 + n - 1), "maximum");
+  for (std::int64_t i = 0; i < count; i++) is(x, i, of(i, n - 1), "maximum");
   fill();
   c.broadcast(b, n - 1).wait();
-  for (std::int64_t i = 0; i < count; i++) is(x, i, double(i % 8 + n - 1), "broadcast");
-  Cuts cuts = even_cuts(count, n);
-  if (n > 1) cuts[1] /= 2;
-  for (const Cuts& given : {Cuts{}, cuts}) {
+  for (std::int64_t i = 0; i < count; i++) is(x, i, of(i, n - 1), "broadcast");
+  Cuts half = even_cuts(count, n), none = half;
+  if (n > 1) half[1] /= 2;
+  if (n > 1) none[1] = 0;
+  for (const Cuts& given : {Cuts{}, half, none}) {
     const Cuts at = given.empty() ? even_cuts(count, n) : given;
     fill();
     c.all_gather(b, given).wait();
     for (int r = 0; r < n; r++)
-      for (std::int64_t i = at[r]; i < at[std::size_t(r) + 1]; i++) is(x, i, double(i % 8 + r), "gather");
+      for (std::int64_t i = at[r]; i < at[std::size_t(r) + 1]; i++) is(x, i, of(i, r), "gather");
     fill();
     c.reduce_scatter(b, Combine::sum, given).wait();
-    for (std::int64_t i = at[me]; i < at[std::size_t(me) + 1]; i++)
-      is(x, i, double(n * (i % 8)) + n * (n - 1) / 2.0, "scatter");
+    for (std::int64_t i = at[me]; i < at[std::size_t(me) + 1]; i++) is(x, i, sum(i), "scatter");
   }
   c.barrier().wait();
 }

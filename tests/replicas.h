@@ -98,9 +98,10 @@ struct OwnLoop {
   std::int64_t epochs = 1;                       // of the run
   bool begins_epochs = true;                     // tells the strategy
   bool ends_epochs = true;                       // and of their end, and has it merge the statistics
+  DType dtype = DType::f64;
 };
 
-// The seven lines of a user's own loop, on any strategy, in double on the reference backend.
+// The seven lines of a user's own loop, on any strategy, on the reference backend.
 template <class Model>
 void train(Strategy& strategy, Ended& run, const OwnLoop& o) {
   auto backend = reference_backend(1);
@@ -110,7 +111,7 @@ void train(Strategy& strategy, Ended& run, const OwnLoop& o) {
                 *backend);
   Model model;
   // begin() makes them equal
-  FlatParameters flat(model, *backend, 100 + std::uint64_t(strategy.rank()), {}, DType::f64);
+  FlatParameters flat(model, *backend, 100 + std::uint64_t(strategy.rank()), {}, o.dtype);
   const auto optimizer = o.optimizer();
   optimizer->clip_norm = o.clip;
   optimizer->bind(flat);
@@ -125,7 +126,7 @@ void train(Strategy& strategy, Ended& run, const OwnLoop& o) {
     for (Batch batch; done < o.steps && source.next(batch);) {
       if (o.rate) optimizer->learning_rate(o.rate(double(o.done + done)));
       accumulation.begin(batch);
-      Variable x(batch.images.cast(DType::f64));
+      Variable x(batch.images.cast(o.dtype));
       Variable loss = cross_entropy(model(x), batch.labels);
       if (!accumulation.backward(loss, batch)) continue;
       strategy.step(*optimizer, Variable(accumulation.loss()));
@@ -141,31 +142,30 @@ void train(Strategy& strategy, Ended& run, const OwnLoop& o) {
 }
 
 // ---- the whole loop -------------------------------------------------------------------------------------------------
-inline void fit_on(Strategy& strategy, Ended& run, RunConfig options,
+// fit() of a fresh model.
+template <class Model>
+FitReport fit_model(Strategy& strategy, Ended& run, const Dataset& data, const LoaderOptions& batches,
+                    Optimizer& optimizer, const RunConfig& options, Backend& backend, double smoothing = 0) {
+  Loader train(data.train, batches, backend), test(data.test, {.batch = 50, .shuffle = false, .prefetch = 0}, backend);
+  Model model;
+  const FitReport report =
+      fit(model, cross_entropy_loss(smoothing), optimizer, backend, {train, nullptr, &test}, options, &strategy);
+  run.weights = parameter_values(model);
+  run.buffers = buffer_values(model);
+  return report;
+}
+
+inline void fit_on(Strategy& strategy, Ended& run, const RunConfig& options,
                    const std::function<void(Batch&, std::int64_t)>& each = {}, double rate = 0.05) {
-  auto backend = reference_backend(1);
   Dataset data = synthetic({.side = 8, .channels = 1, .train = 203, .test = 61, .seed = 3});
   std::int64_t made = 0;
   LoaderOptions o{.batch = 48, .seed = 2, .prefetch = 0};
   if (each) o.transform = [&](Batch& batch) { each(batch, made++); };
-  Loader train(data.train, o, *backend), test(data.test, {.batch = 50, .shuffle = false}, *backend);
-  Odd model;
   SGD sgd({.learning_rate = rate, .momentum = 0.9});
-  FitReport report = fit(model, cross_entropy_loss(), sgd, *backend, {train, nullptr, &test}, options, &strategy);
-  run.weights = parameter_values(model);
-  run.buffers = buffer_values(model);
+  const FitReport report = fit_model<Odd>(strategy, run, data, o, sgd, options, *reference_backend(1));
   run.loss = double(report.steps);
   run.buffers.push_back(*report.epochs.back().test_accuracy);  // over all ranks
   run.buffers.push_back(report.epochs.back().train_loss);
-}
-
-// The same for 50 epochs, or until rank 1 wishes to stop: when it makes its batch of this number.
-inline StrategyBody stopped_at(std::int64_t batch) {
-  return [batch](Strategy& strategy, Ended& run) {
-    fit_on(strategy, run, quiet(50), [&](Batch&, std::int64_t made) {
-      if (made == batch && strategy.rank() == 1) strategy.request_stop();
-    });
-  };
 }
 
 }  // namespace tandem::test

@@ -1,17 +1,14 @@
 #include "tests/support.h"
 
 #include <dlfcn.h>
-#include <unistd.h>
-
-#include <csignal>
 
 namespace tandem::test {
 
 namespace fs = std::filesystem;
 
 // ---- comparing ------------------------------------------------------------------------------------------------------
-testing::AssertionResult close(const std::string& name, const std::vector<double>& got, const std::vector<double>& want,
-                               double tolerance, double floor) {
+testing::AssertionResult close(const std::string& name, const Numbers& got, const Numbers& want, double tolerance,
+                               double floor) {
   if (got.size() != want.size())
     return testing::AssertionFailure() << name << ": got " << got.size() << " elements, expected " << want.size();
   Difference d = difference(got, want, floor);

@@ -3,15 +3,21 @@
 #pragma once
 #include <gtest/gtest.h>
 #include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cmath>
+#include <csignal>
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <functional>
+#include <limits>
 #include <memory>
+#include <numeric>
 #include <set>
 #include <sstream>
 #include <thread>
@@ -22,8 +28,8 @@ namespace tandem::test {
 
 // ---- comparing ------------------------------------------------------------------------------------------------------
 // Success, or: "conv1.weight[17]: got 0.25, expected 0.5 (0.5 of the largest, 1e-06 allowed)".
-testing::AssertionResult close(const std::string& name, const std::vector<double>& got, const std::vector<double>& want,
-                               double tolerance, double floor = 1e-6);
+testing::AssertionResult close(const std::string& name, const Numbers& got, const Numbers& want, double tolerance,
+                               double floor = 1e-6);
 
 // Success when the text holds all parts.
 testing::AssertionResult holds(const std::string& text, const std::vector<std::string>& parts);
@@ -74,6 +80,10 @@ void on_backends(std::initializer_list<DType> dtypes, const std::function<void(B
 // A test with a reference backend of its own, in two threads.
 struct OnReference : testing::Test {
   const std::unique_ptr<Backend> backend = reference_backend(2);
+};
+// And of the cpu backend, in one.
+struct OnCpu : testing::Test {
+  const std::unique_ptr<Backend> backend = cpu_backend(1);
 };
 
 // ---- folders --------------------------------------------------------------------------------------------------------

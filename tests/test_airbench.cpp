@@ -17,13 +17,13 @@ struct Airbench : OnReference {
 
 TEST_F(Airbench, WhitenedPatchesAreUncorrelated) {
   const Pictures pictures = some(40);
-  const std::vector<double> filters = whitening(pictures);
+  const Numbers filters = whitening(pictures);
   ASSERT_EQ(filters.size(), 24u * patch);
   const LoaderOptions plain{.batch = 40, .shuffle = false, .prefetch = 0};
   Loader loader(pictures, plain, *backend);
   const Batch batch = loader.make(0, 0);
   const Variable y = conv2d(Variable(batch.images), Variable(Tensor::of(*backend, {24, 2, 2, 3}, filters)), Variable());
-  const std::vector<double> v = y.value().values();
+  const Numbers v = y.value().values();
   const std::size_t rows = v.size() / 24;
   double largest = 0;
   for (std::size_t a = 0; a < 12; a++)
@@ -43,13 +43,13 @@ TEST_F(Airbench, WhitenedPatchesAreUncorrelated) {
 }
 
 TEST_F(Airbench, FiltersLetThroughAsManyChannelsAsThereAre) {
-  const std::vector<double> drawn = flat.parameter_range("group1.conv1.weight").leaf->value.values();
+  const Numbers drawn = flat.parameter_range("group1.conv1.weight").leaf->value.values();
   let_through(flat);
   const Variable x(Tensor::of(*backend, {1, 5, 5, 24}, numbers("x", 600)));
-  const std::vector<double> y = model.group1.conv1(x).value().values(), in = x.value().values();
+  const Numbers y = model.group1.conv1(x).value().values(), in = x.value().values();
   for (std::size_t p = 0; p < 25; p++)
     for (std::size_t c = 0; c < 24; c++) ASSERT_EQ(y[p * 64 + c], in[p * 24 + c]);
-  const std::vector<double> w = flat.parameter_range("group1.conv1.weight").leaf->value.values();
+  const Numbers w = flat.parameter_range("group1.conv1.weight").leaf->value.values();
   for (std::size_t i = 24 * 216; i < w.size(); i++) ASSERT_EQ(w[i], drawn[i]) << "the others stay as they were drawn";
 }
 
@@ -58,19 +58,19 @@ TEST_F(Airbench, WhatLearnsAndHowFast) {
   Descent descent(rate, 0, decay);
   descent.bind(flat, 1);
   auto step = [&] {
-    const std::vector<double> before = flat.values.values();
+    const Numbers before = flat.values.values();
     flat.gradients.fill(1);
     descent.measure(flat.all(), false);
     descent.check_gradients(nullptr);
     descent.apply(flat.all());
     return before;
   };
-  auto moved = [&](const std::vector<double>& before, const std::string& name) {
+  auto moved = [&](const Numbers& before, const std::string& name) {
     const ParameterRange& s = flat.parameter_range(name);
     const double w = before[s.local_begin];
     return std::pair(w - s.leaf->value.values()[0], w);
   };
-  const std::vector<double> first = step();
+  const Numbers first = step();
   EXPECT_EQ(moved(first, "whiten.weight").first, 0);
   EXPECT_EQ(moved(first, "group2.norm1.weight").first, 0);
   auto [filter, w] = moved(first, "group2.conv2.weight");
@@ -81,7 +81,7 @@ TEST_F(Airbench, WhatLearnsAndHowFast) {
   EXPECT_NEAR(fast, rate * (64 + decay * b), 1e-5) << "64 times as fast, and decays like the others";
   EXPECT_NE(moved(first, "whiten.bias").first, 0);
   descent.freeze(flat.parameter_range("whiten.bias"));
-  const std::vector<double> later = step();
+  const Numbers later = step();
   EXPECT_EQ(moved(later, "whiten.bias").first, 0);
   EXPECT_NE(moved(later, "group1.conv1.weight").first, 0) << "its neighbours go on";
 }
@@ -98,11 +98,11 @@ TEST_F(Airbench, RatesRiseAndFall) {
 }
 
 TEST_F(Airbench, LookaheadAveragesWeightsAndStatistics) {
-  const std::vector<double> w = flat.values.values(), s = flat.buffers.values();
+  const Numbers w = flat.values.values(), s = flat.buffers.values();
   Lookahead lookahead(flat);
   flat.values.fill(2), flat.buffers.fill(3);
   lookahead.pull(0.25);
-  const std::vector<double> now = flat.values.values(), then = flat.buffers.values();
+  const Numbers now = flat.values.values(), then = flat.buffers.values();
   for (std::size_t i = 0; i < w.size(); i++) ASSERT_NEAR(now[i], 0.25 * w[i] + 1.5, 1e-6);
   for (std::size_t i = 0; i < s.size(); i++) ASSERT_NEAR(then[i], 0.25 * s[i] + 2.25, 1e-6);
   flat.values.fill(9);

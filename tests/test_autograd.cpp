@@ -2,9 +2,7 @@
 // hook once, gradients that add up, a steady state that asks the system for nothing).
 #include <pthread.h>
 
-#include <cstdlib>
-#include <deque>
-#include <mutex>
+#include <future>
 #include <new>
 
 #include "tests/bench/timing.h"
@@ -52,10 +50,7 @@ void* from_heap(std::size_t bytes, std::size_t alignment) {
 namespace tandem::test {
 namespace {
 
-class Tape : public testing::Test {
- protected:
-  static void TearDownTestSuite() { std::printf("%s", report_.c_str()); }
-  static std::string report_;  // shown after the suite
+struct Tape : testing::Test {
   std::unique_ptr<Backend> owner_ = reference_backend(1);
   Backend& backend_ = *owner_;
 
@@ -63,7 +58,6 @@ class Tape : public testing::Test {
     return Variable(Tensor::of(backend_, shape, values, dtype), true, "x");
   }
 };
-std::string Tape::report_;
 
 // A stack on which recursion over 200,000 nodes, or over 5,000, cannot live.
 void on_small_stack(std::function<void()> body) {
@@ -134,7 +128,7 @@ TEST_F(Tape, WideAndDeepLattice) {
 TEST_F(Tape, SharedWeightsFireOneHookWithTheWholeSum) {
   Variable w = leaf({2}, {3, -4}), x = leaf({2}, {5, 7});
   int calls = 0;
-  std::vector<double> seen;
+  Numbers seen;
   w.leaf()->hook = [&](Leaf& l) {
     calls++;
     seen = l.grad.values();
@@ -142,70 +136,53 @@ TEST_F(Tape, SharedWeightsFireOneHookWithTheWholeSum) {
   // w·x + w·w + w: used four times, at different depths
   sum(w * x + chain(w, 5) * w + w).backward();
   EXPECT_EQ(calls, 1);
-  EXPECT_EQ(seen, (std::vector<double>{5 + 2 * 3 + 5 + 1, 7 + 2 * -4 + 5 + 1}));
+  EXPECT_EQ(seen, (Numbers{5 + 2 * 3 + 5 + 1, 7 + 2 * -4 + 5 + 1}));
   EXPECT_EQ(w.grad().values(), seen);
 }
 
 // Where one gradient tensor goes to two inputs, and one of them masks it in place, the other must not see that.
 TEST_F(Tape, ResidualJoinsDoNotCorruptEachOther) {
-  auto numbers = [&](const char* name, const Shape& s) {
-    return Tensor::of(backend_, s, test::numbers(name, s.numel()), DType::f64);
-  };
-  const Tensor x = numbers("x", {6, 5}), w = numbers("w", {5, 5}), v = numbers("v", {5, 5}),
-               gamma = numbers("gamma", {5});
+  std::vector<Tensor> inputs;
+  for (const auto& [name, s] : {std::pair{"x", Shape{6, 5}}, {"w", {5, 5}}, {"v", {5, 5}}, {"gamma", {5}}})
+    inputs.push_back(Tensor::of(backend_, s, numbers(name, s.numel()), DType::f64));
   using In = std::span<const Variable>;
+  using X = const Variable&;
   // One leaf for gamma and beta: two gradients of one operation meet in it.
-  auto norm = [&](const Variable& a, const Variable& g, const Variable& residual) {
+  auto norm = [&](X a, X g, X residual) {
     Tensor mean = Tensor::zeros(a.backend(), {5}, DType::f64), variance = Tensor::full(a.backend(), {5}, 1, DType::f64);
     return batch_norm(a, g, g, mean, variance, {.relu = true}, residual);
   };
-  const std::vector<std::pair<const char*, std::function<Variable(In)>>> graphs = {
-      {"two branches that mask", [](In i) { return linear(i[0], i[1], {}, true) + linear(i[0], i[2], {}, true); }},
-      {"a branch and the identity", [](In i) { return linear(i[0], i[1], {}, true) + i[0]; }},
-      {"the identity and a branch",
-       [](In i) {
-         Variable h = scale(i[0], 2);
-         return h + linear(h, i[1], {}, true);
-       }},
-      {"a sum with itself",
-       [](In i) {
-         Variable h = linear(i[0], i[1], {}, true);
-         return h + h;
-       }},
-      {"a sum of sums",
-       [](In i) {
-         Variable h = linear(i[0], i[1], {}, true);
-         return (h + i[0]) + (h + linear(h, i[2], {}, true));
-       }},
+  auto masked = [](X a, X w) { return linear(a, w, {}, true); };
+  // Of the leaves, of a branch h that masks, and of d, twice x.
+  const std::vector<std::pair<const char*, std::function<Variable(In, X h, X d)>>> graphs = {
+      {"two branches that mask", [&](In i, X h, X) { return h + masked(i[0], i[2]); }},
+      {"a branch and the identity", [](In i, X h, X) { return h + i[0]; }},
+      {"the identity and a branch", [&](In i, X, X d) { return d + masked(d, i[1]); }},
+      {"a sum with itself", [](In, X h, X) { return h + h; }},
+      {"a sum of sums", [&](In i, X h, X) { return (h + i[0]) + (h + masked(h, i[2])); }},
       {"a branch that adds later",
-       [](In i) {  // the join runs first; doubled must not add to what both branches hold
+       [](In i, X, X) {  // the join runs first; doubled must not add to what both branches hold
          Variable a = linear(i[0], i[1]), b = linear(i[0], i[2]), doubled = scale(a, 2);
          return (a + b) + doubled;
        }},
       {"through reshape",
-       [](In i) {
-         Variable h = linear(i[0], i[1], {}, true);
-         return reshape(reshape(h, {30}) + reshape(linear(i[0], i[2], {}, true), {30}), {6, 5}) + h;
+       [&](In i, X h, X) {
+         return reshape(reshape(h, {30}) + reshape(masked(i[0], i[2]), {30}), {6, 5}) + h;
        }},
       {"batch norm's residual",
-       [&](In i) {
-         Variable h = linear(i[0], i[1], {}, true);
+       [&](In i, X h, X) {
          Variable y = norm(linear(h, i[2]), i[3], h);
          return norm(linear(y, i[1]), i[3], y) + y;
        }},
-      {"batch norm's residual is its input",
-       [&](In i) {
-         Variable h = scale(i[0], 2);
-         return norm(h, i[3], h);
-       }},
+      {"batch norm's residual is its input", [&](In i, X, X d) { return norm(d, i[3], d); }},
       {"cat and slice",
-       [](In i) {
-         Variable h = linear(i[0], i[1], {}, true), both = cat(std::vector{h, i[0], h}, 0);
+       [](In i, X h, X) {
+         Variable both = cat(std::vector{h, i[0], h}, 0);
          return slice(both, 0, 0, 6) + slice(both, 0, 12, 18) + slice(both, 0, 6, 12);
        }},
   };
   for (auto& [name, f] : graphs) {
-    GradientReport r = check_gradient(f, std::vector{x, w, v, gamma});
+    GradientReport r = check_gradient([&, &f = f](In i) { return f(i, masked(i[0], i[1]), scale(i[0], 2)); }, inputs);
     EXPECT_TRUE(r.passed) << name << ": " << r.text;
   }
 }
@@ -214,12 +191,12 @@ TEST_F(Tape, GradientsAddUpUntilZeroed) {
   Variable x = leaf({2}, {1, 2});
   for (int pass = 1; pass <= 3; pass++) {
     sum(square(x)).backward();
-    EXPECT_EQ(x.grad().values(), (std::vector<double>{2.0 * pass, 4.0 * pass}));
+    EXPECT_EQ(x.grad().values(), (Numbers{2.0 * pass, 4.0 * pass}));
   }
   x.zero_grad();
   EXPECT_FALSE(x.grad().defined());
   sum(x).backward();
-  EXPECT_EQ(x.grad().values(), (std::vector<double>{1, 1}));
+  EXPECT_EQ(x.grad().values(), (Numbers{1, 1}));
 }
 
 TEST_F(Tape, TwoLossesOverOneTrunk) {
@@ -228,7 +205,7 @@ TEST_F(Tape, TwoLossesOverOneTrunk) {
   Variable first = sum(trunk), second = sum(trunk * trunk);
   first.backward({.keep = true});
   second.backward();
-  EXPECT_EQ(x.grad().values(), (std::vector<double>{2 + 4, 4 + 4 * 8}));
+  EXPECT_EQ(x.grad().values(), (Numbers{2 + 4, 4 + 4 * 8}));
 }
 
 TEST_F(Tape, SeedScalesTheGradient) {
@@ -244,15 +221,15 @@ TEST_F(Tape, SeedScalesTheGradient) {
 TEST_F(Tape, UnusedLeafFiresAtTheEndWithZero) {
   Variable x = leaf({1}, {1}), unused = leaf({3}, {1, 2, 3}), w = leaf({1}, {2});
   std::vector<std::string> order;
-  for (auto& [v, name] : {std::pair{&x, "x"}, {&unused, "unused"}, {&w, "w"}})
-    v->leaf()->hook = [&order, name = std::string(name)](Leaf&) { order.push_back(name); };
+  for (auto [v, name] : {std::pair{&x, "x"}, {&unused, "unused"}, {&w, "w"}})
+    v->leaf()->hook = [&order, name = name](Leaf&) { order.push_back(name); };
   std::vector<Leaf*> leaves{unused.leaf(), x.leaf(), w.leaf()};
   sum(square(x * w)).backward({.leaves = leaves});
   ASSERT_EQ(order.size(), 3u);
   EXPECT_EQ(order.back(), "unused");
-  EXPECT_EQ(unused.grad().values(), (std::vector<double>{0, 0, 0}));
+  EXPECT_EQ(unused.grad().values(), (Numbers{0, 0, 0}));
   sum(unused).backward({.leaves = leaves});  // adds to what is there; the others get nothing more
-  EXPECT_EQ(unused.grad().values(), (std::vector<double>{1, 1, 1}));
+  EXPECT_EQ(unused.grad().values(), (Numbers{1, 1, 1}));
   EXPECT_EQ(order.size(), 6u);
   EXPECT_EQ(x.grad().item(), 8);
 }
@@ -307,7 +284,7 @@ TEST_F(Tape, AGradientHandedToTwoLeavesIsTwoGradients) {
   std::vector<bool> wanted;
   sum(probe(a, b, &wanted)).backward();
   a.grad().fill(7);
-  EXPECT_EQ(b.grad().values(), (std::vector<double>{1, 1}));
+  EXPECT_EQ(b.grad().values(), (Numbers{1, 1}));
 }
 
 TEST_F(Tape, AnOperationMayPassNothingOn) {
@@ -325,7 +302,6 @@ TEST_F(Tape, AnOperationMayPassNothingOn) {
 TEST_F(Tape, BackwardStartsFromOneElement) {
   Variable x = leaf({2}, {1, 2});
   EXPECT_REFUSED(square(x).backward(), "one element", "[2]");
-  EXPECT_REFUSED(Variable().backward(), "one element");
   EXPECT_REFUSED(sum(Variable(x.value())).backward(), "requires a gradient");
 }
 
@@ -408,13 +384,12 @@ class Apply : public Module {
 };
 
 TEST_F(Tape, NotFiniteIsTracedToItsOperation) {
-  struct Inner : Module {
+  struct Inner : Holder {
     Inner() {
       child<Linear>("fc", 2, 2);
       child<Apply<log>>("logarithm");
       child<Apply<sqrt>>("root");
     }
-    Variable forward(const Variable& x) override { return x; }
   };
   Sequential model;
   Inner& inner = model.add<Inner>();
@@ -427,8 +402,7 @@ TEST_F(Tape, NotFiniteIsTracedToItsOperation) {
   };
   EXPECT_NO_THROW(run(1, -1)) << "nobody looks unless asked";
   mode().check = true;
-  EXPECT_THROW(run(1, -1), NotFinite);
-  EXPECT_REFUSED(run(1, -1), "log in 0.logarithm", "[2]");
+  EXPECT_TRUE(holds(error_of<NotFinite>([&] { run(1, -1); }), {"log in 0.logarithm", "[2]"}));
   EXPECT_REFUSED(run(2, 0), "backward", "sqrt in 0.root", "input");
   EXPECT_NO_THROW(run(2, 1));
   mode().check = false;
@@ -445,29 +419,13 @@ TEST_F(Tape, NodesMayDieOnAnotherThread) {
     y.backward();
     EXPECT_EQ(x.grad().item(), 2 * 2002);
   }
-  std::deque<Variable> queue;
-  std::mutex mutex;
   const std::uint64_t before = living_nodes();
+  std::vector<std::promise<Variable>> made(2000);
   std::thread maker([&] {
     Variable x = leaf({1}, {2});
-    for (int i = 0; i < 2000; i++) {
-      Variable y = chain(x, 50);
-      for (bool waits = true; waits; std::this_thread::yield()) {
-        std::lock_guard lock(mutex);
-        if (queue.size() > 8) continue;
-        queue.push_back(std::move(y));
-        waits = false;
-      }
-    }
+    for (auto& m : made) m.set_value(chain(x, 50));
   });
-  for (int i = 0; i < 2000; std::this_thread::yield()) {
-    Variable y;
-    std::lock_guard lock(mutex);
-    if (queue.empty()) continue;
-    y = std::move(queue.front());
-    queue.pop_front();
-    i++;
-  }
+  for (auto& m : made) m.get_future().get();  // and drops it, while the next ones are made
   maker.join();
   EXPECT_EQ(living_nodes(), before);
 }
@@ -507,14 +465,10 @@ TEST_F(Tape, AThousandStepsAskTheSystemForNothing) {
       SCOPED_TRACE(kind.name + " " + name_of(dtype));
       const int side = backend->name() == "reference" ? 4 : 12;
       Trainer trainer(*backend, smallcnn(10, 1, side), {2, side, side, 1}, dtype);
-      struct Look {
-        MemoryStatistics memory;
-        std::uint64_t nodes;
-      };
-      auto look = [&] { return Look{backend->memory().statistics(), living_nodes()}; };
       trainer.step();
       trainer.step();
-      const Look begin = look();
+      const MemoryStatistics begin = backend->memory().statistics();
+      const std::uint64_t nodes = living_nodes();
       auto counted = [&](int n) {
         heap_requests = 0;
         counting = true;
@@ -528,21 +482,19 @@ TEST_F(Tape, AThousandStepsAskTheSystemForNothing) {
       const auto resident = std::int64_t(of_this_process("VmRSS:"));
       for (int i = steps / 2; i < steps - 20; i++) trainer.step();
       const double late = counted(20);
-      const Look end = look();
-      EXPECT_EQ(end.memory.source_calls, begin.memory.source_calls) << "memory was asked for after step 2";
-      EXPECT_EQ(end.memory.live_bytes, begin.memory.live_bytes);
-      EXPECT_EQ(end.memory.live_blocks, begin.memory.live_blocks);
-      EXPECT_EQ(end.memory.peak_bytes, begin.memory.peak_bytes);
-      EXPECT_EQ(end.nodes, begin.nodes);
+      const MemoryStatistics end = backend->memory().statistics();
+      EXPECT_EQ(end.source_calls, begin.source_calls) << "memory was asked for after step 2";
+      EXPECT_EQ(end.live_bytes, begin.live_bytes);
+      EXPECT_EQ(end.live_blocks, begin.live_blocks);
+      EXPECT_EQ(end.peak_bytes, begin.peak_bytes);
+      EXPECT_EQ(living_nodes(), nodes);
       EXPECT_LE(late, early) << "requests to the heap grow";
       EXPECT_LT(heap_largest, 4096u) << "a tensor, or something as large, came from the heap";
       EXPECT_LT(sanitized() ? 0 : std::int64_t(of_this_process("VmRSS:")) - resident, 1 << 20) << "the process grows";
       EXPECT_TRUE(std::isfinite(trainer.loss.item()));
-      std::ostringstream line;
-      line << "  " << kind.name << " " << name_of(dtype) << ": " << late << " heap requests a step, the largest "
-           << heap_largest << " bytes; " << end.memory.requests / (steps + 2) << " blocks a step from the allocator, "
-           << end.memory.source_calls << " from the system in all\n";
-      report_ += line.str();
+      std::cout << "  " << kind.name << " " << name_of(dtype) << ": " << late << " heap requests a step, the largest "
+                << heap_largest << " bytes; " << end.requests / (steps + 2) << " blocks a step from the allocator, "
+                << end.source_calls << " from the system in all\n";
     }
 }
 
@@ -550,7 +502,7 @@ TEST_F(Tape, AThousandStepsAskTheSystemForNothing) {
 // numbers.
 TEST_F(Tape, TwoThreadsTrainSideBySide) {
   for (const BackendKind& kind : backends()) {
-    std::vector<double> weights[2];
+    Numbers weights[2];
     auto train = [&](int rank) {
       std::unique_ptr<Backend> backend = kind.make_with(1);
       backend->deterministic(true);

@@ -1,7 +1,6 @@
 // The memory-bound operations of the cpu backend against the reference backend in double: every operation in f32 and
 // bf16, on one thread and two, with row and channel counts that fill no vector, overlapping and padded windows, adding,
 // NaN.
-#include <limits>
 #include <random>
 
 #include "autograd/ops.h"
@@ -10,8 +9,7 @@
 namespace tandem::test {
 namespace {
 
-const double nan_value = std::numeric_limits<double>::quiet_NaN();
-const double infinity = std::numeric_limits<double>::infinity();
+const double nan_value = std::numeric_limits<double>::quiet_NaN(), infinity = std::numeric_limits<double>::infinity();
 
 // Random numbers as the type keeps them, so that both backends start from the same values.
 Numbers random_values(std::int64_t n, unsigned seed, double mean = 0, double std = 1, DType type = DType::f32) {
@@ -23,14 +21,6 @@ Numbers random_values(std::int64_t n, unsigned seed, double mean = 0, double std
     d = type == DType::bf16 ? static_cast<float>(bf16(f)) : f;
   }
   return v;
-}
-
-struct Case {
-  DType type;
-  int threads;
-};
-std::string name_of_case(const testing::TestParamInfo<Case>& info) {
-  return std::string(name_of(info.param.type)) + "_" + std::to_string(info.param.threads);
 }
 
 // |got − want| ≤ tolerance·(scale + |want|); NaN and infinities must agree.
@@ -55,10 +45,8 @@ struct Side {
 };
 using Results = std::vector<Tensor>;
 
-class CpuKernels : public testing::TestWithParam<Case> {
- protected:
+struct CpuKernels : testing::TestWithParam<std::tuple<DType, int>> {  // and threads
   void SetUp() override {
-    backend = cpu_backend(GetParam().threads);
     if (!backend->supports(type)) GTEST_SKIP() << "no " << name_of(type) << " on this CPU";
   }
   Side mine() { return {*backend, type, DType::f32}; }
@@ -75,8 +63,8 @@ class CpuKernels : public testing::TestWithParam<Case> {
   }
   // A result of the picture's type may be off by its rounding; f32 by the order of its sums.
   double tolerance() const { return type == DType::bf16 ? 1.0 / 128 : 2e-5; }
-  DType type = GetParam().type;
-  std::unique_ptr<Backend> backend, reference = reference_backend(2);
+  DType type = std::get<0>(GetParam());
+  std::unique_ptr<Backend> backend = cpu_backend(std::get<1>(GetParam())), reference = reference_backend(2);
 };
 
 const std::int64_t row_counts[] = {1, 7, 1000}, channel_counts[] = {1, 3, 6, 10, 16, 17, 64};
@@ -421,9 +409,11 @@ TEST_P(CpuKernels, CrossEntropy) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, CpuKernels,
-                         testing::Values(Case{DType::f32, 1}, Case{DType::f32, 2}, Case{DType::bf16, 1},
-                                         Case{DType::bf16, 2}),
-                         name_of_case);
+                         testing::Combine(testing::Values(DType::f32, DType::bf16), testing::Values(1, 2)),
+                         [](const auto& info) {
+                           return std::string(name_of(std::get<0>(info.param))) + "_" +
+                                  std::to_string(std::get<1>(info.param));
+                         });
 
 // ---- the backend ----------------------------------------------------------------------------------------------------
 TEST(CpuBackend, DescribesItself) {

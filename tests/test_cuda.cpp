@@ -1,6 +1,5 @@
-// The CUDA backend's logic that needs no device: what a plan is kept under, which engines are taken, when a step is
-// recorded and when it is not, pools of the allocator, and what is said where there is no GPU.
-#include "core/recording.h"
+// The CUDA backend's logic that needs no device: what a plan is kept under, which engines are taken, narrow copies
+// of weights, and what is said where there is no GPU.
 #include "cuda/convolution.h"
 #include "cuda/device.h"
 #include "cuda/matrix.h"
@@ -13,7 +12,15 @@ namespace tandem::test {
 namespace {
 using namespace tandem::cuda;
 
+template <class Key, class Change>
+Key with(Key key, const Change& change) {
+  change(key);
+  return key;
+}
+
 // ---- plans ----------------------------------------------------------------------------------------------------------
+const PlanKey key{Pass::forward, {.n = 8, .h = 32, .w = 32, .c_in = 16, .c_out = 16, .kh = 3, .kw = 3}, DType::bf16};
+
 TEST(CudaPlans, LayoutsAreDescribedInTheOrderNCHW) {
   const Layout x = Layout::pictures(8, 32, 16, 3);
   EXPECT_EQ(std::vector<std::int64_t>(x.sizes, x.sizes + 4), (std::vector<std::int64_t>{8, 3, 32, 16}));
@@ -24,29 +31,23 @@ TEST(CudaPlans, LayoutsAreDescribedInTheOrderNCHW) {
 }
 
 TEST(CudaPlans, OnePlanForEachPassShapeTypeAndAlignment) {
-  const PlanKey key{Pass::forward, {.n = 8, .h = 32, .w = 32, .c_in = 16, .c_out = 16, .kh = 3, .kw = 3}, DType::bf16};
-  auto differs = [&](auto change) {
-    PlanKey other = key;
-    change(other);
-    return !(other == key);
-  };
-  EXPECT_FALSE(differs([](PlanKey&) {}));
-  EXPECT_TRUE(differs([](PlanKey& k) { k.pass = Pass::backward_data; }));
-  EXPECT_TRUE(differs([](PlanKey& k) { k.shape.n = 7; }));
-  EXPECT_TRUE(differs([](PlanKey& k) { k.shape.dilation_w = 2; }));
-  EXPECT_TRUE(differs([](PlanKey& k) { k.shape.groups = 2; }));
-  EXPECT_TRUE(differs([](PlanKey& k) { k.type = DType::f32; }));
-  EXPECT_TRUE(differs([](PlanKey& k) { k.bias = true; }));
-  EXPECT_TRUE(differs([](PlanKey& k) { k.relu = true; }));
-  EXPECT_TRUE(differs([](PlanKey& k) { k.alignment.w = 4; }));
+  EXPECT_EQ(with(key, [](PlanKey&) {}), key);
+  EXPECT_NE(with(key, [](PlanKey& k) { k.pass = Pass::backward_data; }), key);
+  EXPECT_NE(with(key, [](PlanKey& k) { k.shape.n = 7; }), key);
+  EXPECT_NE(with(key, [](PlanKey& k) { k.shape.dilation_w = 2; }), key);
+  EXPECT_NE(with(key, [](PlanKey& k) { k.shape.groups = 2; }), key);
+  EXPECT_NE(with(key, [](PlanKey& k) { k.type = DType::f32; }), key);
+  EXPECT_NE(with(key, [](PlanKey& k) { k.bias = true; }), key);
+  EXPECT_NE(with(key, [](PlanKey& k) { k.relu = true; }), key);
+  EXPECT_NE(with(key, [](PlanKey& k) { k.alignment.w = 4; }), key);
   EXPECT_EQ(key.text(), "conv2d forward, pictures [8, 32, 32, 16], filters [16, 3, 3, 16], bf16");
-  PlanKey fused = key;
-  fused.bias = fused.relu = true;
-  EXPECT_EQ(fused.text(), "conv2d forward, pictures [8, 32, 32, 16], filters [16, 3, 3, 16], bias, ReLU, bf16");
+  EXPECT_EQ(with(key, [](PlanKey& k) { k.bias = k.relu = true; }).text(),
+            "conv2d forward, pictures [8, 32, 32, 16], filters [16, 3, 3, 16], bias, ReLU, bf16");
 }
 
+const void* at(std::uintptr_t address) { return reinterpret_cast<const void*>(address); }
+
 TEST(CudaPlans, AlignmentIsThatOfTheWorstPointer) {
-  auto at = [](std::uintptr_t address) { return reinterpret_cast<const void*>(address); };
   EXPECT_EQ(alignment_of({at(4096), at(256)}), 16);
   EXPECT_EQ(alignment_of({at(4096), at(264)}), 8);
   EXPECT_EQ(alignment_of({at(4098), at(264)}), 2);
@@ -54,8 +55,7 @@ TEST(CudaPlans, AlignmentIsThatOfTheWorstPointer) {
 }
 
 TEST(CudaPlans, EachTensorHasItsOwnAlignmentAtLeastItsElements) {
-  auto at = [](std::uintptr_t address) { return reinterpret_cast<const void*>(address); };
-  const ConvShape s{.n = 8, .h = 32, .w = 32, .c_in = 16, .c_out = 16, .kh = 3, .kw = 3};
+  const ConvShape& s = key.shape;
   auto alignment = [&](Pass pass, DType type, const Operands& o) { return PlanKey::of(pass, s, type, o).alignment; };
   EXPECT_EQ(alignment(Pass::backward_filter, DType::bf16, {at(4098), at(4100), at(4104)}), (Alignments{2, 4, 8, 16}));
   EXPECT_EQ(alignment(Pass::backward_filter, DType::f32, {at(4096), at(4098), at(4096)}), (Alignments{16, 4, 16, 16}));
@@ -66,12 +66,9 @@ TEST(CudaPlans, EachTensorHasItsOwnAlignmentAtLeastItsElements) {
 }
 
 TEST(CudaPlans, AnEmptyBatchIsNotForCudnn) {
-  PlanKey key{Pass::forward, {.n = 1, .h = 8, .w = 8, .c_in = 4, .c_out = 4, .kh = 3, .kw = 3}, DType::f32};
   EXPECT_FALSE(key.empty());
-  key.shape.n = 0;
-  EXPECT_TRUE(key.empty());
-  key.shape.n = 1, key.shape.c_out = 0;
-  EXPECT_TRUE(key.empty());
+  EXPECT_TRUE(with(key, [](PlanKey& k) { k.shape.n = 0; }).empty());
+  EXPECT_TRUE(with(key, [](PlanKey& k) { k.shape.c_out = 0; }).empty());
 }
 
 TEST(CudaPlans, TheFastestThatRunsIsTakenAndWhatDoesNotRunIsLeftOut) {
@@ -112,11 +109,6 @@ TEST(CudaLinear, APlanIsAskedForOnceAndRefusedWhereItSwallowsNaN) {
   fused.plan = [&](const LinearKey& k) { return asked.plans++, k.n == 7 ? std::nullopt : std::optional(int(k.m)); };
   fused.nan_survives = [&](const LinearKey& k, int) { return asked.probes++, k.k != 3; };
   const LinearKey head{128, 10, 256, DType::bf16, false, 16};
-  auto with = [&](auto change) {
-    LinearKey k = head;
-    change(k);
-    return k;
-  };
   EXPECT_EQ(fused.of(head, true), nullptr) << "while a step is recorded nothing can be tried,";
   EXPECT_EQ(asked.plans, 0) << "nor is it remembered";
   ASSERT_NE(fused.of(head, false), nullptr);
@@ -124,16 +116,16 @@ TEST(CudaLinear, APlanIsAskedForOnceAndRefusedWhereItSwallowsNaN) {
   EXPECT_EQ(asked.plans, 1);
   EXPECT_EQ(asked.probes, 0) << "a bias alone lets NaN through";
   for (const LinearKey& other :
-       {with([](LinearKey& k) { k.m = 64; }), with([](LinearKey& k) { k.n = 11; }), with([](LinearKey& k) { k.k = 8; }),
-        with([](LinearKey& k) { k.type = DType::f32; }), with([](LinearKey& k) { k.relu = true; }),
-        with([](LinearKey& k) { k.alignment = 4; })}) {
+       {with(head, [](LinearKey& k) { k.m = 64; }), with(head, [](LinearKey& k) { k.n = 11; }),
+        with(head, [](LinearKey& k) { k.k = 8; }), with(head, [](LinearKey& k) { k.type = DType::f32; }),
+        with(head, [](LinearKey& k) { k.relu = true; }), with(head, [](LinearKey& k) { k.alignment = 4; })}) {
     const int before = asked.plans;
     EXPECT_NE(fused.of(other, false), nullptr);
     EXPECT_EQ(asked.plans, before + 1) << other.text();
   }
   EXPECT_EQ(asked.probes, 1);
-  const LinearKey none = with([](LinearKey&k) { k.n = 7; }),
-                  swallows = with([](LinearKey&k) { k.k = 3, k.relu = true; });
+  const LinearKey none = with(head, [](LinearKey&k) { k.n = 7; }),
+                  swallows = with(head, [](LinearKey&k) { k.k = 3, k.relu = true; });
   for (int again = 0; again < 2; again++) {
     EXPECT_EQ(fused.of(none, false), nullptr);
     EXPECT_EQ(fused.of(swallows, false), nullptr);
@@ -144,70 +136,6 @@ TEST(CudaLinear, APlanIsAskedForOnceAndRefusedWhereItSwallowsNaN) {
   fused.of(head, false);
   EXPECT_EQ(asked.plans, 10);
   EXPECT_EQ(swallows.text(), "linear [128, 3]·[10, 3]ᵀ + bias, ReLU of bf16");
-}
-
-// ---- recording ------------------------------------------------------------------------------------------------------
-struct FakeCapture : Capture {
-  std::string& log;
-  std::string refusal;
-  FakeCapture(std::string& l, std::string r = "") : log(l), refusal(std::move(r)) {}
-  void begin() override { log += '['; }
-  std::string end() override {
-    log += ']';
-    return refusal;
-  }
-  void replay() override { log += 'r'; }
-};
-
-std::string run(int calls, std::function<void(std::string&)> step, std::string refusal = "",
-                std::string* why = nullptr) {
-  std::string log;
-  Recording recording([&] { step(log); }, std::make_unique<FakeCapture>(log, refusal));
-  const std::string said = stderr_of([&] {
-    for (int i = 0; i < calls; i++) recording();
-  });
-  if (why) {
-    *why = recording.why_eager();
-    EXPECT_TRUE(holds(said, {*why}));
-  }
-  EXPECT_EQ(recording.recorded(), recording.why_eager().empty() && calls > Recording::eager_calls);
-  return log;
-}
-
-TEST(CudaRecording, TwoEagerStepsThenOneRecordingThenReplays) {
-  EXPECT_EQ(run(5, [](std::string& log) { log += 's'; }), "ss[s]rrr");
-}
-
-TEST(CudaRecording, WhatCannotBeRecordedRunsEagerlyAndSaysWhy) {
-  std::string why;
-  const auto reads = [](std::string& log) {
-    if (log.ends_with('[')) throw NotRecordable("a value is read on the host");
-    log += 's';
-  };
-  EXPECT_EQ(run(5, reads, "", &why), "ss[]sss");
-  EXPECT_EQ(why, "a value is read on the host");
-  const auto plain = [](std::string& log) { log += 's'; };
-  EXPECT_EQ(run(4, plain, "the device refuses", &why), "ss[s]ss");
-  EXPECT_EQ(why, "the device refuses");
-}
-
-TEST(CudaRecording, AnErrorWhileRecordingIsThrownWhenItComesAgain) {
-  std::string why;
-  const auto fails = [](std::string& log) {
-    if (log.ends_with('[')) fail("cuDNN refuses to be captured");
-    log += 's';
-  };
-  EXPECT_EQ(run(4, fails, "", &why), "ss[]ss");
-  EXPECT_EQ(why, "cuDNN refuses to be captured");
-  std::string log;
-  int calls = 0;
-  const auto step = [&] {
-    if (++calls >= 3) fail("a real error");
-  };
-  Recording recording(step, std::make_unique<FakeCapture>(log));
-  recording(), recording();
-  stderr_of([&] { EXPECT_REFUSED(recording(), "a real error"); });
-  EXPECT_EQ(log, "[]") << "the stream does not stay in capture mode";
 }
 
 // ---- narrow copies of the weights -----------------------------------------------------------------------------------
@@ -277,24 +205,18 @@ TEST(CudaTimeline, TimesAreSumsThatKeepTheirDigits) {
 
 // ---- where there is no GPU ------------------------------------------------------------------------------------------
 TEST(CudaDevice, TheCauseIsNamed) {
-  EXPECT_TRUE(holds(why_unusable(cudaErrorInsufficientDriver, 0, 13000), {"no NVIDIA driver"}));
-  EXPECT_TRUE(
-      holds(why_unusable(cudaErrorInsufficientDriver, 12040, 13000), {"driver is made for CUDA 12.4, this program for "
-                                                                      "CUDA 13.0"}));
-  EXPECT_TRUE(holds(why_unusable(cudaErrorNoDevice, 13000, 13000), {"nvidia-smi"}));
-  EXPECT_TRUE(holds(why_unusable(cudaErrorUnknown, 13000, 13000), {"cudaErrorUnknown"}));
+  for (const auto& [error, driver, cause] : std::initializer_list<std::tuple<cudaError_t, int, std::string>>{
+           {cudaErrorInsufficientDriver, 0, "no NVIDIA driver"},
+           {cudaErrorInsufficientDriver, 12040, "driver is made for CUDA 12.4, this program for CUDA 13.0"},
+           {cudaErrorNoDevice, 13000, "nvidia-smi"},
+           {cudaErrorUnknown, 13000, "cudaErrorUnknown"}})
+    EXPECT_TRUE(holds(why_unusable(error, driver, 13000), {cause}));
 }
 
 TEST(CudaDevice, IsRefusedWithoutAGpuAndNeverReplacedByTheCpu) {
   int count = 0;
   if (cudaGetDeviceCount(&count) == cudaSuccess && count > 0) GTEST_SKIP() << "there is a GPU here";
   EXPECT_REFUSED(cuda_backend(0), "no usable GPU");
-}
-
-TEST(CudaDevice, RunsTheOpTable) {
-  bool there = false;
-  for (const BackendKind& kind : backends()) there |= kind.name == "cuda";
-  if (!there) GTEST_SKIP() << "no GPU: the op table ran on the other backends";
 }
 
 TEST(CudaDevice, LibrariesSayTheirVersions) {

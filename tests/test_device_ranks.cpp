@@ -1,62 +1,43 @@
 // Training with several ranks whose tensors are on devices: twins that run behind the host's back and record (twin.h),
 // over in-process ranks. What they compute must be the bits of the same ranks in the host's memory.
-#include "dist/strategies/all_reduce.h"
-#include "dist/strategies/daso.h"
-#include "dist/strategies/local_steps.h"
 #include "tests/host_ranks.h"
-#include "tests/ranks.h"
-#include "tests/training.h"
 #include "tests/twin.h"
 
 namespace tandem::test {
 namespace {
 
-// With running statistics, a weight that is used twice and one that is not used at all.
-struct Odd : Module {
-  Conv2d& conv = adopt("conv", Conv2d::before_norm(1, 16, 3));
-  BatchNorm2d& bn = child<BatchNorm2d>("bn", 16, true);
-  Linear& wide = child<Linear>("wide", 16, 128);
-  Linear& twice = child<Linear>("twice", 128, 128);
-  Linear& idle = child<Linear>("idle", 16, 16);
-  Linear& fc = child<Linear>("fc", 128, 10);
-  Variable forward(const Variable& x) override { return fc(twice(twice(wide(global_average_pool(bn(conv(x))))))); }
-};
-
-struct Ended {
-  std::vector<double> weights, buffers, losses;
+struct Trained : Ended {
+  std::vector<double> losses;
   std::int64_t steps = 0;
-  std::string log, said;
-  bool operator==(const Ended& o) const {
+  std::string log;
+  bool operator==(const Trained& o) const {
     return weights == o.weights && buffers == o.buffers && losses == o.losses && steps == o.steps;
   }
 };
+
+constexpr std::int64_t several_buckets = 1024;  // bytes of each
 
 struct Recipe {
   std::int64_t pictures = 96;
   std::string optimizer = "sgd";
   double rate = 0.02, ema = 0;
   int accumulate = 1;
-  AllReduceOptions exchange = {.bucket_bytes = 16384, .deadline = 30};
-  std::string local = {};  // "local-sgd:4": instead of all-reduce; of daso there are two hosts
-  int refuses = -1;        // the rank whose twin cannot record
+  AllReduceOptions exchange = {.bucket_bytes = several_buckets, .deadline = 30};
+  std::string strategy = "all-reduce";
+  int refuses = -1;  // the rank whose twin cannot record
   std::function<void(Strategy&, std::int64_t batch)> each = {};
   InProcessOptions wire = {.deadline = 30};
 };
 
-Ended train(Backend& backend, Strategy& strategy, const Recipe& r) {
-  Ended out;
+Trained train(Backend& backend, Strategy& strategy, const Recipe& r) {
+  Trained out;
   Dataset data = synthetic({.side = 8, .channels = 1, .train = r.pictures, .test = 31, .seed = 3});
   std::int64_t made = 0;
   LoaderOptions o{.batch = 24, .seed = 2, .prefetch = 0};
   if (r.each) o.transform = [&](Batch&) { r.each(strategy, made++); };
-  Loader source(data.train, o, backend), test(data.test, {.batch = 31, .shuffle = false, .prefetch = 0}, backend);
-  Odd model;
   auto optimizer = make_optimizer({.learning_rate = r.rate, .optimizer = r.optimizer, .clip = 5});
-  RunConfig options{.epochs = 3, .progress = false, .accumulate = r.accumulate, .ema = r.ema};
-  const FitReport report =
-      fit(model, cross_entropy_loss(0.1), *optimizer, backend, {source, nullptr, &test}, options, &strategy);
-  out.weights = parameter_values(model);
-  out.buffers = buffer_values(model);
+  const RunConfig options{.epochs = 3, .progress = false, .accumulate = r.accumulate, .ema = r.ema};
+  const FitReport report = fit_model<Odd>(strategy, out, data, o, *optimizer, options, backend, 0.1);
   for (const EpochReport& e : report.epochs) {
     out.losses.push_back(e.train_loss);
     out.losses.push_back(*e.test_accuracy);
@@ -66,37 +47,26 @@ Ended train(Backend& backend, Strategy& strategy, const Recipe& r) {
 }
 
 // n ranks, on twins or in the host's memory.
-std::vector<Ended> on_ranks(int n, const Recipe& r, bool devices) {
-  auto ranks = in_process(n, r.wire);
-  std::optional<HostRanks> hosts;
-  if (DasoOptions::parse(r.local)) hosts.emplace(2, n / 2, r.wire);
-  std::vector<Ended> runs(static_cast<std::size_t>(n));
+std::vector<Trained> on_ranks(int n, const Recipe& r, bool devices) {
+  NamedStrategies strategies(
+      n, r.strategy,
+      {.rounds = {.bucket_bytes = several_buckets, .deadline = 30}, .all_reduce = r.exchange, .wire = r.wire});
+  std::vector<Trained> runs(static_cast<std::size_t>(n));
   testing::internal::CaptureStderr();
   const auto said = ranks_say(n, [&](int rank) {
     const auto i = std::size_t(rank);
-    std::unique_ptr<Backend> backend = reference_backend(1);
-    Twin* twin = nullptr;
-    if (devices) {
-      auto owned = std::make_unique<Twin>();
-      twin = owned.get();
-      twin->behind = true;
-      twin->refuses = rank == r.refuses;
-      backend = std::move(owned);
-    }
-    const RoundsOptions options{.bucket_bytes = 16384, .deadline = 30};
-    const auto daso_options = DasoOptions::parse(r.local);
-    auto strategy = r.local.empty() ? all_reduce(std::move(ranks[i]), r.exchange)
-                    : daso_options  ? rounds(hosts->of(rank), *daso_options, options)
-                                    : rounds({std::move(ranks[i])}, *RoundSteps::parse(r.local), options);
-    runs[i] = train(*backend, *strategy, r);
-    if (twin) runs[i].log = twin->log;
+    const std::unique_ptr<Backend> host = reference_backend(1);
+    AsynchronousTwin twin;
+    twin.refuses = rank == r.refuses;
+    runs[i] = train(devices ? twin : *host, *strategies.of(rank), r);
+    runs[i].log = twin.log;
   });
   const std::string all = testing::internal::GetCapturedStderr();
   for (std::size_t i = 0; i < runs.size(); i++) runs[i].said = said[i].empty() ? all : said[i];
   return runs;
 }
 
-std::vector<Ended> same_as_on_the_host(int n, const Recipe& r) {
+std::vector<Trained> same_as_on_the_host(int n, const Recipe& r) {
   const auto host = on_ranks(n, r, false), twins = on_ranks(n, r, true);
   for (std::size_t i = 0; i < twins.size(); i++) {
     EXPECT_FALSE(host[i].weights.empty()) << host[i].said;
@@ -109,7 +79,7 @@ std::vector<Ended> same_as_on_the_host(int n, const Recipe& r) {
 TEST(DeviceRanks, GiveTheBitsOfTheHost) {
   for (int n : {2, 3, 4})
     for (const char* optimizer : {"sgd", "lars"})
-      for (const Ended& e : same_as_on_the_host(n, {.optimizer = optimizer, .ema = 0.9}))
+      for (const Trained& e : same_as_on_the_host(n, {.optimizer = optimizer, .ema = 0.9}))
         // Two eager steps; then each half is recorded, and replayed ever after.
         EXPECT_EQ(e.log, "ssss[s]r[s]r" + std::string(18, 'r')) << n << " ranks";
 }
@@ -120,39 +90,27 @@ TEST(DeviceRanks, OneRankIsOneMachine) {
     auto plain = make(), exchanging = make();
     plain->deterministic(true), exchanging->deterministic(true);
     Strategy one;
-    const Ended want = train(*plain, one, {});
-    auto ranks = all_reduce(alone(), {.bucket_bytes = 16384});
+    const Trained want = train(*plain, one, {});
+    auto ranks = all_reduce(alone(), {.bucket_bytes = several_buckets});
     stderr_of([&] { EXPECT_TRUE(train(*exchanging, *ranks, {}) == want) << exchanging->name(); });
   };
   same([] { return std::make_unique<AsynchronousTwin>(); });
   if (cuda_devices() > 0) same([] { return cuda_backend(0); });
 }
 
-TEST(DeviceRanks, GradientsMayTravelInBf16) {
-  Recipe r;
-  r.exchange.wire = DType::bf16;
-  same_as_on_the_host(2, r);
-}
-
-void rounds_are_as_on_the_host(int n, const std::string& local) {
-  SCOPED_TRACE(local);
-  for (const auto& [optimizer, pictures] : {std::pair{"sgd", 96}, {"adamw", 89}})
-    for (const Ended& e :
-         same_as_on_the_host(n, {.pictures = pictures, .optimizer = optimizer, .ema = 0.9, .local = local}))
-      // The update is recorded with backward; the half behind the exchange has the average's.
-      EXPECT_EQ(e.log, "ssss[s]r[s]r" + std::string(pictures == 96 ? 18 : 12, 'r'));
-}
-
-TEST(DeviceRanks, StepsOfTheirOwnGiveTheBitsOfTheHost) {
-  for (const char* local :
-       {"local-sgd:3", "post-local-sgd:3", "cocod-sgd:3", "easgd:3", "outer:H=3", "outer:H=4,stream=2"})
-    rounds_are_as_on_the_host(3, local);
-}
-
-TEST(DeviceRanks, HostsThatExchangeWeightsGiveTheBitsOfTheHost) {
-  for (const char* daso : {"daso:warm-up=1,cool-down=1,B=2", "daso:faithful,warm-up=1,cool-down=1,B=2",
-                           "daso:warm-up=0,cool-down=0,B=2", "daso:bf16=0,warm-up=2,cool-down=0"})
-    rounds_are_as_on_the_host(4, daso);
+TEST(DeviceRanks, WhoExchangesWeightsGivesTheBitsOfTheHost) {
+  for (const std::string strategy :
+       {"local-sgd:3", "post-local-sgd:3", "cocod-sgd:3", "easgd:3", "outer:H=3", "outer:H=4,stream=2",
+        "daso:warm-up=1,cool-down=1,B=2", "daso:faithful,warm-up=1,cool-down=1,B=2", "daso:warm-up=0,cool-down=0,B=2",
+        "daso:bf16=0,warm-up=2,cool-down=0"}) {
+    SCOPED_TRACE(strategy);
+    const int n = strategy.starts_with("daso") ? 4 : 3;
+    for (const auto& [optimizer, pictures] : {std::pair{"sgd", 96}, {"adamw", 89}})
+      for (const Trained& e :
+           same_as_on_the_host(n, {.pictures = pictures, .optimizer = optimizer, .ema = 0.9, .strategy = strategy}))
+        // The update is recorded with backward; the half behind the exchange has the average's.
+        EXPECT_EQ(e.log, "ssss[s]r[s]r" + std::string(pictures == 96 ? 18 : 12, 'r'));
+  }
 }
 
 TEST(DeviceRanks, SharesOfDifferentSizesRunEagerly) {
@@ -160,7 +118,7 @@ TEST(DeviceRanks, SharesOfDifferentSizesRunEagerly) {
   // gradient weighs more.
   for (int n : {2, 3})
     for (std::int64_t pictures : {89, 95}) {
-      for (const Ended& e : same_as_on_the_host(n, {.pictures = pictures}))
+      for (const Trained& e : same_as_on_the_host(n, {.pictures = pictures}))
         EXPECT_EQ(e.log, "ssss[s]r[s]r" + std::string(12, 'r'));
     }
 }
@@ -231,7 +189,7 @@ TEST(DeviceRanks, ABackwardThatBreaksOffMayBeRepeated) {
 }
 
 TEST(DeviceRanks, AccumulatedBatchesAreNotRecorded) {
-  for (const Ended& e : same_as_on_the_host(2, {.accumulate = 2})) {
+  for (const Trained& e : same_as_on_the_host(2, {.accumulate = 2})) {
     EXPECT_EQ(e.log, "");
     EXPECT_TRUE(holds(e.said, {"--accumulate"}));
   }
@@ -242,7 +200,7 @@ TEST(DeviceRanks, OneRanksWishStopsAllAtTheSameStep) {
     if (batch == 7 && s.rank() == 1) s.request_stop();
   };
   const auto runs = on_ranks(3, {.each = stops}, true);
-  for (const Ended& e : runs) {
+  for (const Trained& e : runs) {
     EXPECT_EQ(e.steps, runs[0].steps);
     EXPECT_LT(e.steps, 12);
     EXPECT_GT(e.steps, 5);
@@ -251,31 +209,32 @@ TEST(DeviceRanks, OneRanksWishStopsAllAtTheSameStep) {
 }
 
 TEST(DeviceRanks, ALossThatIsNotFiniteStopsEveryRank) {
-  for (const char* local :
-       {"", "local-sgd:3", "cocod-sgd:3", "easgd:3", "outer:H=3", "outer:H=4,stream=2", "daso:warm-up=0,B=2"}) {
-    for (const Ended& e : on_ranks(4, {.rate = 1e30, .local = local}, true)) EXPECT_TRUE(holds(e.said, {"not finite"}));
-  }
+  for (const char* strategy :
+       {"all-reduce", "local-sgd:3", "cocod-sgd:3", "easgd:3", "outer:H=3", "outer:H=4,stream=2", "daso:warm-up=0,B=2"})
+    for (const Trained& e : on_ranks(4, {.rate = 1e30, .strategy = strategy}, true))
+      EXPECT_TRUE(holds(e.said, {"not finite"}));
 }
 
-TEST(DeviceRanks, ParametersAreComparedOnTheWay) {
-  Recipe r;
-  r.exchange.check_every = 3;
-  same_as_on_the_host(2, r);
+TEST(DeviceRanks, GradientsInBf16AndParametersThatAreComparedOnTheWay) {
+  Recipe narrow, compared;
+  narrow.exchange.wire = DType::bf16;
+  compared.exchange.check_every = 3;
+  for (const Recipe& r : {narrow, compared}) same_as_on_the_host(2, r);
 }
 
 TEST(DeviceRanks, ARankThatDiesStopsTheOthers) {
-  for (auto [local, at] : std::vector<std::pair<std::string, std::int64_t>>{{"", 3},
-                                                                            {"", 60},
-                                                                            {"", 177},
-                                                                            {"local-sgd:3", 60},
-                                                                            {"cocod-sgd:3", 60},
-                                                                            {"easgd:3", 60},
-                                                                            {"outer:H=4,stream=2", 60}}) {
+  for (auto [strategy, at] : {std::pair{"all-reduce", 3},
+                              {"all-reduce", 60},
+                              {"all-reduce", 177},
+                              {"local-sgd:3", 60},
+                              {"cocod-sgd:3", 60},
+                              {"easgd:3", 60},
+                              {"outer:H=4,stream=2", 60}}) {
     Outcome outcome;
     const InProcessOptions wire{.deadline = 30, .fault = {Fault::Kind::killed, at}, .outcome = &outcome};
-    const auto runs = on_ranks(3, {.local = local, .wire = wire}, true);
+    const auto runs = on_ranks(3, {.strategy = strategy, .wire = wire}, true);
     ASSERT_GE(outcome.faulty, 0);
-    for (const Ended& e : runs) EXPECT_TRUE(holds(e.said, {"rank " + std::to_string(outcome.faulty)}));
+    for (const Trained& e : runs) EXPECT_TRUE(holds(e.said, {"rank " + std::to_string(outcome.faulty)}));
   }
 }
 
@@ -284,7 +243,7 @@ TEST(DeviceRanks, ADeviceThatNeverEndsBackwardIsNamed) {
   stderr_of([&] {
     const auto said = ranks_say(2, [&](int rank) {
       AsynchronousTwin twin;
-      auto strategy = all_reduce(std::move(ranks[rank]), {.bucket_bytes = 16384, .deadline = 1});
+      auto strategy = all_reduce(std::move(ranks[rank]), {.bucket_bytes = several_buckets, .deadline = 1});
       train(twin, *strategy,
             {.each = [&](Strategy& s, std::int64_t batch) { twin.stuck = s.rank() == 1 && batch == 5; }});
     });

@@ -2,7 +2,6 @@
 #include <unistd.h>
 
 #include <array>
-#include <mutex>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -58,23 +57,7 @@ TEST(AllReduce, BucketsOfAnySizeGiveTheSame) {
 }
 
 TEST(AllReduce, Bf16OnTheWireLeavesRanksEqual) {
-  auto run = [](Strategy& s, Ended& run) {
-    auto backend = reference_backend(1);
-    Plain model;
-    FlatParameters flat(model, *backend, 1);
-    BoundSgd sgd(flat, {.learning_rate = 0.1});
-    s.begin(flat, sgd);
-    Tensor x = Tensor::of(*backend, {4, 8, 8, 1}, numbers("x" + std::to_string(s.rank()), 256));
-    Tensor y = Tensor::of(*backend, {4}, {0, 1, 2, 3}, DType::i32);
-    for (int i = 0; i < 10; i++) {
-      flat.zero_gradients();
-      Variable loss = cross_entropy(model(Variable(x)), y);
-      flat.backward(loss, 1.0 / s.size());
-      s.step(sgd, loss);
-    }
-    s.end();
-    run.weights = flat.values.values();
-  };
+  auto run = [](Strategy& s, Ended& run) { train<Plain>(s, run, {.steps = 10, .dtype = DType::f32}); };
   auto exact = on_ranks(3, run), rounded = on_ranks(3, run, {.wire = DType::bf16});
   same_bits(exact);
   same_bits(rounded);
@@ -83,42 +66,35 @@ TEST(AllReduce, Bf16OnTheWireLeavesRanksEqual) {
 }
 
 TEST(AllReduce, StatisticsAreMergedAsOverAllPictures) {
-  std::mutex mutex;
-  std::vector<std::vector<double>> before;
+  const auto drawn = [](int rank, std::int64_t n) { return numbers("of rank " + std::to_string(rank), n, 0.5, 2); };
   auto runs = on_ranks(2, [&](Strategy& s, Ended& run) {
     auto backend = reference_backend(1);
     Odd model;
     FlatParameters flat(model, *backend, 1, {}, DType::f64);
     SGD sgd({});
     s.begin(flat, sgd);
-    std::vector<double> v = numbers("statistics" + std::to_string(s.rank()), flat.buffers.numel(), 0.5, 2);
-    flat.buffers.copy_from(Tensor::of(*backend, flat.buffers.shape(), v, DType::f64));
-    {
-      std::lock_guard lock(mutex);
-      before.push_back(v);
-    }
+    flat.buffers.copy_from(
+        Tensor::of(*backend, flat.buffers.shape(), drawn(s.rank(), flat.buffers.numel()), DType::f64));
     s.synchronize(Strategy::Shared::buffers, flat, sgd);
     run.buffers = flat.buffers.values();
     for (const auto& seg : flat.buffer_ranges()) run.weights.push_back(double(seg.begin));
   });
   same_bits(runs);
   const auto mean = std::size_t(runs[0].weights[0]), var = std::size_t(runs[0].weights[1]);
-  for (std::size_t c = 0; c < 16; c++) {
-    const double a = before[0][mean + c], b = before[1][mean + c];
-    EXPECT_NEAR(runs[0].buffers[mean + c], (a + b) / 2, 1e-12);
-    EXPECT_NEAR(runs[0].buffers[var + c], (before[0][var + c] + before[1][var + c]) / 2 + (a - b) * (a - b) / 4, 1e-12);
+  const auto n = std::int64_t(runs[0].buffers.size());
+  const Numbers a = drawn(0, n), b = drawn(1, n);
+  for (std::size_t m = mean, v = var; m < mean + 16; m++, v++) {
+    EXPECT_NEAR(runs[0].buffers[m], (a[m] + b[m]) / 2, 1e-12);
+    EXPECT_NEAR(runs[0].buffers[v], (a[v] + b[v]) / 2 + (a[m] - b[m]) * (a[m] - b[m]) / 4, 1e-12);
   }
 }
 
 // ---- the whole loop -------------------------------------------------------------------------------------------------
-TEST(AllReduce, FitEndsWithTheSameOnEveryRank) {
-  for (int n : {2, 3}) same_bits(on_ranks(n, [](Strategy& s, Ended& run) { fit_on(s, run, quiet(2)); }));
-}
-
 // One file with the lanes of all ranks, their clocks aligned: an all-reduce ends nowhere before it has begun
 // everywhere.
 TEST(AllReduce, ATraceHoldsAllRanks) {
-  const std::string file = (std::filesystem::temp_directory_path() / ("trace-" + std::to_string(getpid()))).string();
+  const TemporaryFolder folder;
+  const std::string file = folder.file("trace");
   const int n = 3;
   same_bits(on_ranks(n,
                      [&](Strategy& s, Ended& run) {
@@ -127,7 +103,6 @@ TEST(AllReduce, ATraceHoldsAllRanks) {
                      },
                      {.bucket_bytes = 4096}));
   const auto trace = nlohmann::json::parse(read_file(file));
-  std::filesystem::remove(file);
   std::map<int, std::vector<std::array<double, 3>>> spans;  // by number: rank, begin, end in µs
   std::map<int, std::string> names;
   for (const auto& e : trace.at("traceEvents")) {
@@ -151,20 +126,16 @@ TEST(AllReduce, ATraceHoldsAllRanks) {
 // ---- what the batch and the learning rate of several ranks are ------------------------------------------------------
 // fit() with a model without batch norm; the last epoch's report.
 EpochReport fit_plain(Strategy& strategy, Ended& run, const LoaderOptions& batches, const RunConfig& options,
-                      Optimizer& optimizer, Backend& backend) {
+                      Optimizer& optimizer) {
   Dataset data = synthetic({.side = 8, .channels = 1, .train = 203, .test = 61, .seed = 3});
-  Loader train(data.train, batches, backend);
-  Plain model;
-  const FitReport report = fit(model, cross_entropy_loss(), optimizer, backend, {train}, options, &strategy);
-  run.weights = parameter_values(model);
-  return report.epochs.back();
+  const auto backend = reference_backend(1);
+  return fit_model<Plain>(strategy, run, data, batches, optimizer, options, *backend).epochs.back();
 }
 
 TEST(AllReduce, FitOnSeveralRanksComputesWhatOneMachineComputes) {
   auto trains = [](Strategy& s, Ended& run) {
-    auto backend = reference_backend(1);
     SGD sgd({.learning_rate = 0.05, .momentum = 0.9});
-    fit_plain(s, run, {.batch = 48, .seed = 2, .prefetch = 0}, quiet(3), sgd, *backend);
+    fit_plain(s, run, {.batch = 48, .seed = 2, .prefetch = 0}, quiet(3), sgd);
   };
   Strategy one;
   Ended alone;
@@ -183,13 +154,12 @@ TEST(AllReduce, TheLearningRateFollowsABatchPerRank) {
                                           {RateScale::clipped, 0.2, 1.0}})
     for (std::int64_t own : {0, 12}) {
       const auto runs = on_ranks(4, [&, scale = scale, rate = rate, clip = clip](Strategy& s, Ended& run) {
-        auto backend = reference_backend(1);
         SGD sgd({.learning_rate = 0.05, .momentum = 0.9});
         const RunConfig o{.epochs = 4, .lr_scale = scale, .progress = false};
         double clipped_at = -1;
         LoaderOptions batches{.batch = 12, .batch_per_rank = own, .seed = 2, .prefetch = 0};
         batches.transform = [&](Batch&) { clipped_at = sgd.clip_norm; };
-        const EpochReport e = fit_plain(s, run, batches, o, sgd, *backend);
+        const EpochReport e = fit_plain(s, run, batches, o, sgd);
         EXPECT_DOUBLE_EQ(e.learning_rate, own ? rate : 0.05) << name_of(scale);
         EXPECT_EQ(clipped_at, own ? clip : 0);
         EXPECT_EQ(sgd.learning_rate(), 0.05) << "a second fit must not scale what was scaled";
@@ -234,20 +204,11 @@ TEST(AllReduce, AccuracyOnManyRanks) {
 
 TEST(AllReduce, RanksOfOtherOptimizersAreNamed) {
   const auto runs = on_ranks(2, [](Strategy& s, Ended& run) {
-    auto backend = reference_backend(1);
     SGD sgd({.learning_rate = 0.1});
     LARS lars({.learning_rate = 0.1});
-    fit_plain(s, run, {.batch = 48, .prefetch = 0}, quiet(1), s.rank() == 1 ? static_cast<Optimizer&>(lars) : sgd,
-              *backend);
+    fit_plain(s, run, {.batch = 48, .prefetch = 0}, quiet(1), s.rank() == 1 ? static_cast<Optimizer&>(lars) : sgd);
   });
   all_say(runs, {"have different options: --optimizer sgd and --optimizer lars"});
-}
-
-TEST(AllReduce, OneRanksWishStopsAllAtTheSameStep) {
-  auto runs = on_ranks(3, stopped_at(22));
-  same_bits(runs);
-  for (const Ended& run : runs) EXPECT_LT(run.loss, 40);
-  for (const Ended& run : runs) EXPECT_EQ(run.loss, runs[0].loss);
 }
 
 TEST(AllReduce, ALossThatIsNotFiniteStopsEveryRank) {
@@ -308,16 +269,6 @@ TEST(AllReduce, ALateRankMakesNoShareNegative) {
   same_bits(runs);
 }
 
-TEST(AllReduce, DifferentModelsAreRefused) {
-  auto runs = on_ranks(2, [](Strategy& s, Ended& run) {
-    if (s.rank() == 0)
-      train<Plain>(s, run, 42, 1);
-    else
-      train<Odd>(s, run, 42, 1);
-  });
-  all_say(runs, {"rank 0 and rank 1 do not train the same model"});
-}
-
 TEST(AllReduce, RanksThatWereToldDifferentThingsAreRefused) {
   auto said = [](const std::function<void(RunConfig&)>& other, double rate = 0.05) {
     return on_ranks(3, [&](Strategy& s, Ended& run) {
@@ -345,15 +296,6 @@ TEST(AllReduce, ParametersThatDriftApartAreFound) {
     run.said = "not found";
   });
   all_say(runs, {"rank 0 and rank 2 no longer have the same"});
-}
-
-TEST(AllReduce, ARankThatDiesStopsTheOthers) {
-  for (std::int64_t at : {3, 20, 77}) {
-    Outcome outcome;
-    auto runs = on_ranks(3, [](Strategy& s, Ended& run) { train<Odd>(s, run, 42, 30); }, {},
-                         {.deadline = 30, .fault = {Fault::Kind::killed, at}, .outcome = &outcome});
-    all_name(runs, outcome.faulty);
-  }
 }
 
 }  // namespace

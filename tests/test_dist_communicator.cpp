@@ -33,21 +33,6 @@ std::vector<T> numbers_of(int rank, std::int64_t n) {
   return numbers_as<T>("rank " + std::to_string(rank), n);
 }
 
-struct Gathered {  // what all ranks ended with
-  std::mutex mutex;
-  std::vector<std::vector<std::byte>> bytes;
-  explicit Gathered(int n) : bytes(static_cast<std::size_t>(n)) {}
-  template <class T>
-  void keep(int rank, const std::vector<T>& x) {
-    std::lock_guard lock(mutex);
-    auto p = reinterpret_cast<const std::byte*>(x.data());
-    bytes[rank].assign(p, p + x.size() * sizeof(T));
-  }
-  void all_equal() const {
-    for (std::size_t r = 1; r < bytes.size(); r++) EXPECT_TRUE(bytes[r] == bytes[0]) << "rank " << r << " differs";
-  }
-};
-
 ChoiceTable only(Algorithm reduce, Algorithm broadcast = Algorithm::tree) {
   return {{{~0ul, reduce}}, {{~0ul, broadcast}}};
 }
@@ -68,16 +53,15 @@ void check_all_reduce(int n, std::int64_t count, const ChoiceTable& table, Combi
       size[i] += std::abs(double(x[i]));
     }
   }
-  Gathered result(n);
+  std::vector<std::vector<T>> result(static_cast<std::size_t>(n));
   all_well(on_ranks(n, {.table = table}, [&](Communicator& c) {
-    auto x = numbers_of<T>(c.rank(), count);
+    auto& x = result[c.rank()] = numbers_of<T>(c.rank(), count);
     c.all_reduce(buffer(x), combine).wait();
-    result.keep(c.rank(), x);
     for (std::size_t i = 0; i < x.size(); i++)
       if (!(std::abs(double(x[i]) - want[i]) <= unit * size[i]))
         fail("element ", i, " is ", double(x[i]), " and should be ", want[i]);
   }));
-  result.all_equal();
+  same_bits(result);
 }
 
 TEST(Communicator, AllReduceSums) {
@@ -117,13 +101,9 @@ TEST(Communicator, ANaNReachesEveryRank) {
 }
 
 TEST(Communicator, ZerosOfBothSignsGiveTheSameMaximum) {
-  Gathered result(2);
-  all_well(on_ranks(2, [&](Communicator& c) {
-    std::vector<float> x{c.rank() ? 0.f : -0.f, c.rank() ? -0.f : 0.f};
-    c.all_reduce(buffer(x), Combine::max).wait();
-    result.keep(c.rank(), x);
-  }));
-  result.all_equal();
+  std::vector<std::vector<float>> x{{-0.f, 0.f}, {0.f, -0.f}};
+  all_well(on_ranks(2, [&](Communicator& c) { c.all_reduce(buffer(x[c.rank()]), Combine::max).wait(); }));
+  same_bits(x);
 }
 
 TEST(Communicator, BroadcastFromEveryRoot) {
@@ -143,28 +123,9 @@ TEST(Communicator, BroadcastFromEveryRoot) {
 
 TEST(Communicator, ScatterAndGatherPieces) {
   for (int n : sizes)
-    for (std::int64_t count : counts) {
-      SCOPED_TRACE(std::to_string(n) + " ranks, " + std::to_string(count) + " elements");
-      Cuts uneven = even_cuts(count, n);
-      uneven[1] = 0;  // rank 0 has nothing
-      for (const Cuts& cuts : {Cuts{}, uneven}) {
-        Gathered result(n);
-        all_well(on_ranks(n, [&](Communicator& c) {
-          std::vector<double> x(static_cast<std::size_t>(count));
-          for (std::size_t i = 0; i < x.size(); i++) x[i] = double(i) * (c.rank() + 1);
-          c.reduce_scatter(buffer(x), Combine::sum, cuts).wait();
-          const Cuts at = cuts.empty() ? even_cuts(count, n) : cuts;
-          for (std::size_t i = 0; i < x.size(); i++)
-            if (std::int64_t(i) < at[c.rank()] || std::int64_t(i) >= at[static_cast<std::size_t>(c.rank()) + 1])
-              x[i] = -1;  // only this rank's piece counts
-          c.all_gather(buffer(x), cuts).wait();
-          for (std::size_t i = 0; i < x.size(); i++)
-            require(x[i] == double(i) * n * (n + 1) / 2, "element ", i, " is ", x[i]);
-          result.keep(c.rank(), x);
-        }));
-        result.all_equal();
-      }
-    }
+    all_well(on_ranks(n, [](Communicator& c) {
+      for (std::int64_t count : counts) exercise<double>(c, count);
+    }));
 }
 
 TEST(Communicator, MessagesKeepTheirOrderWithinATag) {
@@ -214,16 +175,10 @@ TEST(Communicator, SplitsByColourAndKey) {
 }
 
 TEST(Communicator, OneRankHasNothingToDo) {
-  auto c = alone();
-  std::vector<float> x{1, 2};
-  c->all_reduce(buffer(x)).wait();
-  c->broadcast(buffer(x), 0).wait();
-  c->barrier().wait();
-  EXPECT_EQ(x, (std::vector<float>{1, 2}));
-  all_well(on_ranks(1, [&](Communicator& one) {
-    std::vector<float> y{5};
-    one.all_reduce(buffer(y)).wait();
-    require(one.split(0, 0)->size() == 1 && y[0] == 5, "changed");
+  exercise<float>(*alone(), 5);
+  all_well(on_ranks(1, [](Communicator& one) {
+    exercise<float>(one, 5);
+    require(one.split(0, 0)->size() == 1, "a part of one is one");
   }));
 }
 

@@ -1,24 +1,14 @@
 // DASO on in-process ranks that pretend to be on hosts: when hosts exchange, and what the exchange makes of their
 // weights.
-#include <limits>
-
 #include "tests/host_ranks.h"
-#include "tests/naive.h"
-#include "tests/replicas.h"
 
 namespace tandem::test {
 namespace {
 
 std::vector<Ended> on_hosts(int hosts, int per_host, const std::string& name, const StrategyBody& body,
                             const InProcessOptions& between_hosts = {.deadline = 30}) {
-  const bool naive = name.starts_with("naive-");
-  const auto options = DasoOptions::parse(naive ? name.substr(6) : name);
-  HostRanks ranks(hosts, per_host, between_hosts);
-  const auto make = [&](int r) {
-    return naive ? naive_daso(ranks.of(r), *options)
-                 : rounds(ranks.of(r), *options, {.bucket_bytes = 4096, .deadline = 30});
-  };
-  return with_strategies(hosts * per_host, make, body);
+  return on_ranks(hosts * per_host, name, body,
+                  {.hosts = hosts, .rounds = {.bucket_bytes = 4096, .deadline = 30}, .wire = between_hosts});
 }
 
 constexpr std::int64_t batch = 24, per_epoch = 9;  // 209 pictures; the last batch has 17
@@ -31,7 +21,7 @@ std::vector<Ended> trained(int hosts, int per_host, const std::string& name, con
   return runs;
 }
 std::vector<double> synchronous(int n, const OwnLoop& o) {
-  return on_ranks(n, all_reduced(), [&](Strategy& s, Ended& run) { train<Plain>(s, run, o); })[0].weights;
+  return on_ranks(n, "all-reduce", [&](Strategy& s, Ended& run) { train<Plain>(s, run, o); })[0].weights;
 }
 
 constexpr std::pair<int, int> grids[] = {{2, 2}, {2, 4}, {3, 4}};
@@ -148,12 +138,6 @@ TEST(Daso, UnknownOptionsAreRefusedByName) {
 }
 
 // ---- the whole loop -------------------------------------------------------------------------------------------------
-TEST(Daso, FitEndsWithTheSameOnEveryRank) {
-  for (double ema : {0.0, 0.9})
-    same_bits(on_hosts(2, 2, "daso:B=2,warm-up=1,cool-down=1",
-                       [&](Strategy& s, Ended& run) { fit_on(s, run, {.epochs = 4, .progress = false, .ema = ema}); }));
-}
-
 // A rate at which nothing is learned: after four epochs the first is the best and three were no better.
 TEST(Daso, AResumedRunGoesOnWithItsBAndW) {
   const TemporaryFolder folder;
@@ -174,22 +158,6 @@ TEST(Daso, AResumedRunGoesOnWithItsBAndW) {
       EXPECT_EQ(state.back(), epochs == 4 ? '0' : '1');
     }
   }
-}
-
-TEST(Daso, OneRanksWishStopsAllAtTheSameStep) {
-  const auto runs = on_hosts(2, 2, "daso:B=2" + cycling, stopped_at(21));
-  same_bits(runs);
-  EXPECT_GE(runs[0].loss, 21);
-  EXPECT_LE(runs[0].loss, 27);
-}
-
-TEST(Daso, ALossThatIsNotFiniteOnOneRankStopsAll) {
-  const auto runs = on_hosts(2, 2, "daso" + std::string(":B=4") + cycling, [](Strategy& s, Ended& run) {
-    fit_on(s, run, quiet(4), [&](Batch& b, std::int64_t made) {
-      if (made == 6 && s.rank() == 3) b.images.fill(std::numeric_limits<double>::quiet_NaN());
-    });
-  });
-  all_say(runs, {"not finite"});
 }
 
 // Between hosts, in a blocking epoch and with an exchange under way.

@@ -99,6 +99,7 @@ TEST(Hosts, ListsAndFiles) {
                                                {"# nothing\n", "f", "names no host"}})
     EXPECT_TRUE(refused([&, f = file] { hosts_in_text(f, "f"); }, {where, why}));
   EXPECT_REFUSED(hosts_in_list("a:x"), "x where a number");
+  EXPECT_REFUSED(hosts_in_list("b,a:0"), "-H b,a:0: 0 where a number");
 }
 
 }  // namespace

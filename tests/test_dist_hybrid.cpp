@@ -1,13 +1,10 @@
 // The hybrid: a network whose last Linear is cut over the ranks of a host computes, trains, evaluates, saves and
 // exports what it does on one machine.
-#include "dist/strategies/all_reduce.h"
 #include "dist/strategies/hybrid.h"
 #include "dist/strategies/machine_share.h"
 #include "dist/strategies/parameter_server.h"
 #include "layers/export/torch_weights.h"
 #include "tests/host_ranks.h"
-#include "tests/naive.h"
-#include "tests/replicas.h"
 #include "tests/support_channels.h"
 #include "tests/twin.h"
 
@@ -97,30 +94,34 @@ std::vector<std::string> on_hosts(int here, int hosts, double sample, const Body
       for (auto& c : in_process(here, {.deadline = 30})) all.push_back(std::move(c));
     return all;
   };
-  auto ranks = in_process(n, {.deadline = 30}), layers = grouped(), machines = grouped();
-  HostRanks groups(hosts, here);
+  auto layers = grouped(), machines = grouped();
+  NamedStrategies named(n, between.how,
+                        {.hosts = hosts,
+                         .rounds = {.bucket_bytes = 4096, .deadline = 30},
+                         .all_reduce = {.bucket_bytes = 8192, .wire = between.wire}});
   std::vector<std::vector<std::unique_ptr<Channel>>> lanes;
   for (int k = 0; k < here; k++) lanes.push_back(in_process_channels(hosts));
-  const bool naive = between.how.starts_with("naive-");
-  const auto weights = DasoOptions::parse(naive ? between.how.substr(6) : between.how);
   return ranks_say(n, [&](int r) {
-    const auto at = std::size_t(r);
-    const auto layer = std::make_shared<SlicedClassifier>(std::move(layers[at]), sample);
-    std::unique_ptr<Strategy> strategy;
-    if (between.how == "all-reduce") {
-      strategy = all_reduce(std::move(ranks[at]), {.bucket_bytes = 8192, .wire = between.wire, .classifier = layer});
-    } else if (weights) {
-      strategy = naive ? naive_daso(groups.of(r), *weights, layer)
-                       : rounds(groups.of(r), *weights, {.bucket_bytes = 4096, .deadline = 30, .classifier = layer});
-    } else {
+    const auto layer = std::make_shared<SlicedClassifier>(std::move(layers[r]), sample);
+    auto strategy = named.of(r, layer);
+    if (!strategy) {
       std::vector<int> mine;
       for (int k = 0; k < here; k++) mine.push_back(r / here * here + k);
-      strategy = parameter_server(std::move(lanes[at % std::size_t(here)][at / std::size_t(here)]),
+      strategy = parameter_server(std::move(lanes[r % here][r / here]),
                                   {{.how = Asynchrony::parse(between.how)}, {}, 30, 30, layer},  // 30: seconds
-                                  std::make_unique<MachineShare>(std::move(machines[at]), mine, n));
+                                  std::make_unique<MachineShare>(std::move(machines[r]), mine, n));
     }
     body(*strategy, r);
   });
+}
+
+// What each of them gives, all of which end well.
+template <class Gives>
+auto given_on_hosts(int here, int hosts, double sample, const Gives& gives, const Between& between = {}) {
+  std::vector<decltype(gives(std::declval<Strategy&>(), 0))> all(std::size_t(here * hosts));
+  const Body keeps = [&](Strategy& s, int r) { all[r] = gives(s, r); };
+  all_well(on_hosts(here, hosts, sample, keeps, between));
+  return all;
 }
 
 // The pictures' classes are 0 to 9.
@@ -166,12 +167,8 @@ TEST(Hybrid, TrainsAsOneMachine) {
     Strategy one;
     const Seen plain = trained(one, c, *backend);
     EXPECT_GT(plain.norms[0], 0.2) << "clipped";
-    std::vector<Seen> seen(std::size_t(c.here * c.hosts));
-    all_well(on_hosts(c.here, c.hosts, 1, [&](Strategy& s, int r) {
-      auto mine = reference_backend(1);
-      seen[r] = trained(s, c, *mine);
-    }));
-    for (const Seen& s : seen) same(s, plain, 1e-11, 1e-10, c.text());
+    const auto on_its_own = [&](Strategy& s, int) { return trained(s, c, *reference_backend(1)); };
+    for (const Seen& s : given_on_hosts(c.here, c.hosts, 1, on_its_own)) same(s, plain, 1e-11, 1e-10, c.text());
   }
 }
 
@@ -188,9 +185,8 @@ Numbers epochs_of(Strategy& strategy, std::int64_t classes, int host) {
 TEST(Hybrid, BetweenHostsAnyStrategyMayCarryTheSlices) {
   for (auto [classes, here, hosts] : {std::tuple{10, 2, 2}, {7, 3, 2}, {10, 2, 3}, {10, 1, 2}}) {
     auto of = [&, classes = classes, here = here, hosts = hosts](const std::string& how) {
-      std::vector<Numbers> all(std::size_t(here * hosts));
-      all_well(on_hosts(here, hosts, 1, [&](Strategy& s, int r) { all[r] = epochs_of(s, classes, r / here); },
-                        {.how = how}));
+      const auto epochs = [&](Strategy& s, int r) { return epochs_of(s, classes, r / here); };
+      const auto all = given_on_hosts(here, hosts, 1, epochs, {.how = how});
       for (const Numbers& one : all)
         EXPECT_EQ(one, all[0]) << how << ": all ranks have the same whole model after an epoch";
       return all[0];
@@ -214,15 +210,13 @@ TEST(Hybrid, OnDevicesIsAsOnTheHost) {
                                         {Between{}, 0.5},
                                         {Between{.how = "bsp"}, 1.0}}) {
     auto on = [&, between = between, sample = sample](bool device) {
-      std::vector<Seen> seen(4);
-      stderr_of([&] {
-        const Body body = [&](Strategy& s, int r) {
-          std::unique_ptr<Backend> backend = reference_backend(1);
-          if (device) backend = std::make_unique<AsynchronousTwin>();
-          seen[r] = trained(s, {.here = 2, .hosts = 2, .smoothing = 0.1}, *backend, DType::f32);
-        };
-        all_well(on_hosts(2, 2, sample, body, between));
-      });
+      std::vector<Seen> seen;
+      const auto body = [&](Strategy& s, int) {
+        std::unique_ptr<Backend> backend = reference_backend(1);
+        if (device) backend = std::make_unique<AsynchronousTwin>();
+        return trained(s, {.here = 2, .hosts = 2, .smoothing = 0.1}, *backend, DType::f32);
+      };
+      stderr_of([&] { seen = given_on_hosts(2, 2, sample, body, between); });
       return seen;
     };
     const std::vector<Seen> host = on(false), twins = on(true);
@@ -272,18 +266,18 @@ Step step_of(Strategy& s, const Forward& forward, std::int64_t classes = 10, dou
   s.end();
   return step;
 }
+void same_steps(const std::vector<Step>& got, const Step& want) {
+  for (const Step& g : got) {
+    EXPECT_NEAR(g.loss, want.loss, 1e-12) << got.size() << " ranks";
+    EXPECT_EQ(g.correct, want.correct) << got.size() << " ranks";
+    EXPECT_TRUE(close("gradients", g.gradients, want.gradients, 1e-11));
+  }
+}
 void same_step(const Forward& forward, std::int64_t classes = 10) {
   Strategy one;
   const Step want = step_of(one, forward, classes);
-  for (int here : {2, 3}) {
-    std::vector<Step> got(static_cast<std::size_t>(here));
-    all_well(on_hosts(here, 1, 1, [&](Strategy& s, int r) { got[r] = step_of(s, forward, classes); }));
-    for (const Step& g : got) {
-      EXPECT_NEAR(g.loss, want.loss, 1e-12) << here;
-      EXPECT_EQ(g.correct, want.correct) << here << " ranks";
-      EXPECT_TRUE(close("gradients", g.gradients, want.gradients, 1e-11));
-    }
-  }
+  for (int here : {2, 3})
+    same_steps(given_on_hosts(here, 1, 1, [&](Strategy& s, int) { return step_of(s, forward, classes); }), want);
 }
 
 TEST(Hybrid, CountsAndMixesAsOneMachine) {
@@ -299,14 +293,12 @@ TEST(Hybrid, CountsAndMixesAsOneMachine) {
 
 TEST(Hybrid, OfEqualLogitsTheFirstIsTheLargest) {
   for (int label : {0, 1, 5, 9}) {
-    std::vector<double> right(3);
-    all_well(on_hosts(3, 1, 1, [&](Strategy& s, int r) {
-      right[r] = step_of(s, [&](Module& model, const Loss& loss, const Rows&, Backend& b, Tensor* correct) {
-                   for (auto& [name, p] : model.parameters()) Tensor(p->variable.value()).fill(0);
-                   return loss(model(Variable(Tensor::zeros(b, {1, 64}, DType::f64))),
-                               Tensor::of(b, {1}, {double(label)}, DType::i32), correct);
-                 }).correct;
-    }));
+    const Forward zeros = [&](Module& model, const Loss& loss, const Rows&, Backend& b, Tensor* correct) {
+      for (auto& [name, p] : model.parameters()) Tensor(p->variable.value()).fill(0);
+      return loss(model(Variable(Tensor::zeros(b, {1, 64}, DType::f64))),
+                  Tensor::of(b, {1}, {double(label)}, DType::i32), correct);
+    };
+    const auto right = given_on_hosts(3, 1, 1, [&](Strategy& s, int) { return step_of(s, zeros).correct; });
     EXPECT_EQ(right, Numbers(3, label == 0 ? 3 : 0)) << label;
   }
 }
@@ -321,8 +313,8 @@ TEST(Hybrid, ASampledStepIsTheSoftmaxOverTheSampledClasses) {
   };
   for (double smoothing : {0.0, 0.1})
     for (double sample : {0.1, 0.5, 1.0}) {
-      std::vector<Step> got(3);
-      all_well(on_hosts(3, 1, sample, [&](Strategy& s, int r) { got[r] = step_of(s, once, classes, smoothing); }));
+      const auto sampled = [&](Strategy& s, int) { return step_of(s, once, classes, smoothing); };
+      const std::vector<Step> got = given_on_hosts(3, 1, sample, sampled);
       const Numbers& g = got[0].gradients;
       ASSERT_GT(g.size(), std::size_t(classes));
       std::vector<double> learned;
@@ -343,18 +335,14 @@ TEST(Hybrid, ASampledStepIsTheSoftmaxOverTheSampledClasses) {
             return cross_entropy(y, rows.labels(b, 1), smoothing, correct);  // labels 0 to 9 keep their places
           },
           classes);
-      for (const Step& s : got) {
-        EXPECT_NEAR(s.loss, plain.loss, 1e-12);
-        EXPECT_EQ(s.correct, plain.correct);
-        EXPECT_TRUE(close("gradients", s.gradients, plain.gradients, 1e-11));
-      }
+      same_steps(got, plain);
     }
 }
 
 // ---- evaluation, files ----------------------------------------------------------------------------------------------
 TEST(Hybrid, EvaluatesAndPredictsAsThePlainModel) {
   Strategy one;
-  auto seen = [](Strategy& s) {
+  auto seen = [](Strategy& s, int) {
     auto backend = reference_backend(1);
     Dataset data = synthetic({.side = 8, .channels = 1, .train = 20, .test = 61, .seed = 3});
     Loader test(data.test, {.batch = 25, .shuffle = false, .rank = s.rank(), .world = s.size(), .prefetch = 0},
@@ -363,17 +351,14 @@ TEST(Hybrid, EvaluatesAndPredictsAsThePlainModel) {
     const Task task = prepared(s, model);
     FlatParameters flat(model, *backend, 3);
     const Evaluation e = evaluate(model, test, &s, task);
-    Numbers matrix = confusion_matrix(model, test).values(), all(matrix.size());
-    for (std::size_t i = 0; i < matrix.size(); i++) all[i] = s.sum({.correct = matrix[i]}).correct;
-    all.push_back(e.loss), all.push_back(e.accuracy);
+    Numbers all{e.loss, e.accuracy};
+    for (double count : confusion_matrix(model, test).values()) all.push_back(s.sum({.correct = count}).correct);
     return all;
   };
-  const Numbers want = seen(one);
-  for (auto [here, hosts] : {std::pair{2, 1}, {3, 1}, {2, 2}}) {
-    std::vector<Numbers> got(std::size_t(here * hosts));
-    all_well(on_hosts(here, hosts, 1, [&](Strategy& s, int r) { got[r] = seen(s); }));
-    for (const Numbers& g : got) EXPECT_TRUE(close("confusion matrix, loss, accuracy", g, want, 1e-6));
-  }
+  const Numbers want = seen(one, 0);
+  for (auto [here, hosts] : {std::pair{2, 1}, {3, 1}, {2, 2}})
+    for (const Numbers& got : given_on_hosts(here, hosts, 1, seen))
+      EXPECT_TRUE(close("loss, accuracy, confusion matrix", got, want, 1e-6));
 }
 
 // The loss of the tested model, its accuracy, what the run said of that, and the weights.
@@ -413,21 +398,21 @@ TEST(Hybrid, ARunGoesOnWithAnyNumberOfRanks) {
     EXPECT_EQ(position_in(folder.file("run/last.safetensors")).step, stop);
   }
   o.stop_after = 0;
-  std::vector<Numbers> got(3);
-  all_well(on_hosts(3, 1, 1, [&](Strategy& s, int r) { got[r] = run(s, o); }));
-  for (const Numbers& g : got) EXPECT_TRUE(close("loss, accuracy and weights", g, want, 1e-4));
+  const auto resumed = [&](Strategy& s, int) { return run(s, o); };
+  for (const Numbers& got : given_on_hosts(3, 1, 1, resumed))
+    EXPECT_TRUE(close("loss, accuracy and weights", got, want, 1e-4));
   // From the same checkpoint, without a step: the same bytes.
   std::vector<std::string> files;
   o.stop_after = 17;
   for (int here : {1, 3}) {
     o.import_export.export_torch = folder.file("weights" + std::to_string(here));
     o.import_export.export_onnx = folder.file("graph" + std::to_string(here));
-    const Body body = [&](Strategy& s, int) { run(s, o); };
     if (here == 1)
-      body(one, 0);
+      run(one, o);
     else
-      all_well(on_hosts(here, 1, 1, body));
-    files.push_back(contents(o.import_export.export_torch)), files.push_back(contents(o.import_export.export_onnx));
+      all_well(on_hosts(here, 1, 1, [&](Strategy& s, int) { run(s, o); }));
+    for (const std::string& file : {o.import_export.export_torch, o.import_export.export_onnx})
+      files.push_back(contents(file));
   }
   EXPECT_GT(files[0].size() * files[1].size(), 0u);
   EXPECT_EQ(files[0], files[2]);
@@ -446,8 +431,7 @@ TEST(Hybrid, AsynchronousMachinesEvaluateSaveAndGoOn) {
   o.checkpoint = folder.file("run");
   for (auto [here, hosts, how] :
        {std::tuple{2, 2, "asgd-m"}, {3, 2, "ddc-asgd"}, {2, 3, "ssp:1+dc-asgd-a"}, {2, 2, "all-reduce"}}) {
-    std::vector<Numbers> got(std::size_t(here * hosts));
-    all_well(on_hosts(here, hosts, 1, [&](Strategy& s, int r) { got[r] = run(s, o); }, {.how = how}));
+    const auto got = given_on_hosts(here, hosts, 1, [&](Strategy& s, int) { return run(s, o); }, {.how = how});
     for (const Numbers& g : got) EXPECT_EQ(g, got[0]) << how << ": all ranks end with the same model";
     EXPECT_EQ(position_in(folder.file("run/last.safetensors")).epoch, o.epochs) << how;
     Plain plain;

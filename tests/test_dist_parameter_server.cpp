@@ -15,12 +15,7 @@ namespace {
 struct Fitted {
   std::vector<double> weights, buffers;
   FitReport report;
-  std::vector<std::pair<std::string, double>> measures;
-  double measure(const std::string& name) const {
-    for (auto& [n, v] : measures)
-      if (n == name) return v;
-    return 0;
-  }
+  std::map<std::string, double> measures = {};
 };
 
 struct Recipe {
@@ -65,7 +60,8 @@ Fitted train(Strategy* strategy, const Recipe& run) {
   e.report = fit(model, loss, sgd, *backend, {source, nullptr, &test}, run.fit, strategy ? strategy : &one);
   e.weights = parameter_values(model);
   e.buffers = buffer_values(model);
-  if (strategy) e.measures = strategy->end();
+  if (!strategy) return e;
+  for (const auto& [name, value] : strategy->end()) e.measures[name] = value;
   return e;
 }
 
@@ -85,6 +81,12 @@ std::vector<Fitted> on_ranks(int n, ParameterServerOptions options, const Recipe
   }
   return runs;
 }
+// The exchanges of all workers, without each one's first pull and last.
+double pushes(const std::vector<Fitted>& workers) {
+  double all = 0;
+  for (const Fitted& e : workers) all += e.measures.at("exchanges") - 2;
+  return all;
+}
 ParameterServerOptions by(const std::string& strategy, int servers = 0) {
   return {{.how = Asynchrony::parse(strategy), .servers = servers}};
 }
@@ -95,9 +97,9 @@ TEST_F(ParameterServer, OneWorkerIsOneMachineToTheBit) {
   Recipe by_rule = run;
   by_rule.clip = 0;
   EXPECT_EQ(on_ranks(1, by("asgd-m:clip=1"), by_rule)[0].weights, alone.weights);
-  for (int servers : {0, 1, 3})
-    for (const char* strategy : {"ddc-asgd", "asp+asgd-m", "bsp"}) {
-      const auto runs = on_ranks(1 + servers, by(strategy, servers), run);
+  for (auto [servers, shared] : {std::pair{0, true}, {1, true}, {1, false}, {3, true}, {3, false}})
+    for (const char* strategy : {"ddc-asgd", "asp+asgd-m", "dc-asgd-k", "gap-aware", "bsp"}) {
+      const auto runs = on_ranks(1 + servers, by(strategy, servers), run, {.shared_memory = shared});
       EXPECT_EQ(runs[0].weights, alone.weights) << strategy << ", " << servers << " servers";
       EXPECT_EQ(runs[0].buffers, alone.buffers);
       EXPECT_EQ(runs[0].report.steps, alone.report.steps);
@@ -122,7 +124,7 @@ TEST_F(ParameterServer, PushesWhatIsFinalWhileBackwardGoesOn) {
     for (bool shared : {true, false}) {
       const Fitted e = on_ranks<Plain>(3, by(strategy, 2), run, {.shared_memory = shared})[0];
       EXPECT_EQ(e.weights, alone.weights) << strategy;
-      EXPECT_EQ(e.measure("early_bytes") > 0, !shared) << strategy;
+      EXPECT_EQ(e.measures.at("early_bytes") > 0, !shared) << strategy;
     }
   EXPECT_TRUE(
       learned(on_ranks<Plain>(3, by("asp+asgd-m"), {.fit = {.epochs = epochs(15), .progress = false}, .prefetch = 2},
@@ -130,7 +132,7 @@ TEST_F(ParameterServer, PushesWhatIsFinalWhileBackwardGoesOn) {
   run.clip = 1;  // by the norm of the whole
   const Fitted clipped = on_ranks<Plain>(2, by("ddc-asgd", 1), run, {.shared_memory = false})[0];
   EXPECT_EQ(clipped.weights, train<Plain>(nullptr, run).weights);
-  EXPECT_EQ(clipped.measure("early_bytes"), 0);
+  EXPECT_EQ(clipped.measures.at("early_bytes"), 0);
 }
 
 // A gradient that is not finite where backward ends is in no shard, although the rest of it was there already.
@@ -148,7 +150,7 @@ TEST_F(ParameterServer, WhatIsNotFiniteInTheEndIsRefusedAsAWhole) {
   };
   run.fit.epochs = 1;
   const Fitted e = on_ranks<Spoiled>(3, by("asp+asgd", 2), run, {.shared_memory = false})[0];
-  EXPECT_EQ(e.measure("refused"), 1);
+  EXPECT_EQ(e.measures.at("refused"), 1);
   for (double w : e.weights) ASSERT_TRUE(std::isfinite(w));
 }
 
@@ -181,15 +183,13 @@ TEST_F(ParameterServer, EveryRankEndsWithTheSameWeightsAndReport) {
         EXPECT_EQ(e.report.steps, 26) << strategy;
         EXPECT_EQ(e.report.epochs.back().test_accuracy, runs[0].report.epochs.back().test_accuracy);
       }
-      double exchanges = 0;
-      for (const Fitted& e : runs) exchanges += e.measure("exchanges");
-      EXPECT_EQ(exchanges, 26 + 2 * (3 - servers));  // each worker's first pull and last
+      EXPECT_EQ(pushes(runs) + 2 * servers, 26);
     }
 }
 
 // Rank 0 evaluates for longer than the deadline while the others wait for its gradient, or for its word in the end.
 TEST_F(ParameterServer, ASlowEvaluationKillsNobody) {
-  for (const std::string how : {"bsp", "asgd"}) {
+  for (const std::string how : {"bsp", "ssp:1", "asgd"}) {
     ParameterServerOptions options = by(how);
     std::vector<std::string> told;
     options.deadline = 0.4, options.patience = 0.5,
@@ -208,6 +208,9 @@ TEST_F(ParameterServer, ItLearns) {
   run.fit.epochs = epochs(15);
   for (const char* strategy : {"ddc-asgd", "ssp:2+asgd-m"})
     EXPECT_TRUE(learned(on_ranks<Plain>(4, by(strategy), run)[0])) << strategy;
+  ParameterServerOptions narrow = by("ddc-asgd");
+  narrow.wire = DType::bf16;
+  for (bool shared : {true, false}) EXPECT_TRUE(learned(on_ranks<Plain>(3, narrow, run, {.shared_memory = shared})[0]));
 }
 
 TEST_F(ParameterServer, StopAfterAndAccumulationCountTheStepsOfAll) {
@@ -248,46 +251,25 @@ TEST_F(ParameterServer, BspHasTheStepsAndRatesOfAllReduceAndOfOneMachine) {
 TEST_F(ParameterServer, BspIsAllReduceInDouble) {
   for (int n : {2, 3, 4})
     for (bool shared : {true, false}) {
-      std::vector<Ended> rings(static_cast<std::size_t>(n)), served = rings;
       const OwnLoop loop{.global_batch = 12 * n, .steps = 20, .ends_epochs = false};
-      auto ranks = in_process(n, {.deadline = 30});
+      const StrategyBody trains = [&](Strategy& s, Ended& run) { test::train<Plain>(s, run, loop); };
       auto channels = in_process_channels(n, {.shared_memory = shared});
-      all_well(ranks_say(n, [&](int r) {
-        auto ring = all_reduce(std::move(ranks[r]), {});
-        test::train<Plain>(*ring, rings[r], loop);
-        auto server = parameter_server(std::move(channels[r]), by("bsp"));
-        test::train<Plain>(*server, served[r], loop);
-      }));
+      const auto server = [&](int r) { return parameter_server(std::move(channels[r]), by("bsp")); };
+      const auto rings = test::on_ranks(n, all_reduced(), trains), served = with_strategies(n, server, trains);
       same_bits(served);
       EXPECT_LT(furthest(served[0].weights, rings[0].weights), 1e-12) << n << " ranks";
     }
 }
 
-TEST_F(ParameterServer, InHalfTheBytesItLearnsToo) {
-  run.fit.epochs = epochs(15);
-  ParameterServerOptions narrow = by("ddc-asgd");
-  narrow.wire = DType::bf16;
-  for (bool shared : {true, false}) EXPECT_TRUE(learned(on_ranks<Plain>(3, narrow, run, {.shared_memory = shared})[0]));
-}
-
 TEST_F(ParameterServer, WhatResumesGoesOn) {
-  const auto folder = std::filesystem::temp_directory_path() / "tandem-test-ps";
-  std::filesystem::remove_all(folder);
-  Recipe all, half;
-  all.fit.schedule = half.fit.schedule = "cosine";
+  const TemporaryFolder folder;
+  Recipe half, rest;
   half.fit.stop_after = 17;
-  half.fit.checkpoint = folder.string();
-  const Fitted whole = on_ranks(1, by("ddc-asgd"), all)[0];
+  half.fit.checkpoint = rest.fit.resume = folder.file("run");
+  const Fitted whole = on_ranks(1, by("ddc-asgd"))[0];
   on_ranks(1, by("ddc-asgd"), half);
-  std::filesystem::copy_file(folder / "last.safetensors", folder / "kept");
-  Recipe rest = all;
-  rest.fit.resume = folder.string();
-  const auto three = on_ranks(3, by("ddc-asgd"), rest);
-  EXPECT_EQ(three[0].report.steps, 26);
-  std::filesystem::copy_file(folder / "kept", folder / "last.safetensors",
-                             std::filesystem::copy_options::overwrite_existing);
   EXPECT_EQ(on_ranks(1, by("asp+asgd-m"), rest)[0].weights, whole.weights);  // velocities came along
-  std::filesystem::remove_all(folder);
+  EXPECT_EQ(on_ranks(3, by("ddc-asgd"), rest)[0].report.steps, 26);
 }
 
 // ---- rounds of a worker's own steps ---------------------------------------------------------------------------------
@@ -327,10 +309,8 @@ TEST_F(ParameterServer, RoundsOfSeveralWorkersTrainEveryBatchOnceAndPushSeldom) 
   const auto runs = on_ranks<Plain>(3, rounds("outer:H=4,momentum=0.5,lr=0.7", "delayed-nesterov:every=3"), run);
   EXPECT_EQ(pictures, all * 208 + 3 * 16);  // fit() looks at a batch beforehand
   EXPECT_EQ(runs[0].report.steps, all * 13);
-  double pushes = -6;  // each worker's first pull and last
-  for (const Fitted& e : runs) pushes += e.measure("exchanges");
-  EXPECT_GE(pushes, all * 4);  // 13 steps of an epoch are 4, 4, 4 and 1
-  EXPECT_LE(pushes, all * 13 * 2 / 3.);
+  EXPECT_GE(pushes(runs), all * 4);  // 13 steps of an epoch are 4, 4, 4 and 1
+  EXPECT_LE(pushes(runs), all * 13 * 2 / 3.);
   EXPECT_TRUE(learned(runs[0]));
 
   run.fit.stop_after = 31;
@@ -350,9 +330,7 @@ TEST_F(ParameterServer, AQuorumOfRoundsTrainsEveryBatchOnce) {
     EXPECT_EQ(pictures, all * 208 + 3 * 16);  // fit() looks at a batch beforehand
     EXPECT_EQ(runs[0].report.steps, all * 13);
     EXPECT_TRUE(learned(runs[0]));
-    double pushes = -6;  // each worker's first pull and last
-    for (const Fitted& e : runs) pushes += e.measure("exchanges");
-    EXPECT_LT(runs[0].measure("shard_version"), 0.7 * pushes) << "a step is of several pushes";
+    EXPECT_LT(runs[0].measures.at("shard_version"), 0.7 * pushes(runs)) << "a step is of several pushes";
   }
 }
 

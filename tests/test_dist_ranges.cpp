@@ -1,8 +1,6 @@
 // Parameters that are cut over ranks, in the flat vector: initial values, one range for each owner, what is refused.
 // How a layer that is cut trains, evaluates and is saved: test_dist_hybrid.cpp.
-#include "dist/strategies/all_reduce.h"
-#include "dist/strategies/local_steps.h"
-#include "tests/replicas.h"
+#include "tests/host_ranks.h"
 
 namespace tandem::test {
 namespace {
@@ -127,7 +125,7 @@ TEST_F(Ranges, WhatCannotBeCutIsRefused) {
 
 // Two ranks with the same slice, of two; one that is cut beside one that is not; steps of their own.
 TEST_F(Ranges, RanksWhoseSlicesDoNotFitAreRefused) {
-  auto fails = [](const std::function<Slice(int rank)>& slice, const std::string& why, const MakeStrategy& make) {
+  auto fails = [](const std::function<Slice(int rank)>& slice, const std::string& why, const std::string& strategy) {
     const auto body = [&](Strategy& s, Ended&) {
       auto own = reference_backend(1);
       AllKinds model(slice(s.rank()));
@@ -136,14 +134,12 @@ TEST_F(Ranges, RanksWhoseSlicesDoNotFitAreRefused) {
       s.begin(flat, sgd);
       s.end();
     };
-    all_say(on_ranks(2, make, body), {why});
+    all_say(on_ranks(2, strategy, body), {why});
   };
-  auto usual = [](auto ranks) { return all_reduce(std::move(ranks), {.bucket_bytes = 8192}); };
   auto one_each = [](int r) { return Slice{r, 2}; };
-  fails([](int) { return Slice{0, 2}; }, "slice 0 is on 2 of 2 ranks", usual);
-  fails([](int r) { return r ? Slice{1, 2} : Slice{}; }, "do not train the same model", usual);
-  fails(one_each, "local-sgd:8: each rank makes steps of its own",
-        [](auto ranks) { return rounds({std::move(ranks)}, RoundSteps{}); });
+  fails([](int) { return Slice{0, 2}; }, "slice 0 is on 2 of 2 ranks", "all-reduce");
+  fails([](int r) { return r ? Slice{1, 2} : Slice{}; }, "do not train the same model", "all-reduce");
+  fails(one_each, "local-sgd:8: each rank makes steps of its own", "local-sgd:8");
 }
 
 }  // namespace

@@ -1,7 +1,8 @@
-// Update rules: hand-computed sequences with known delays, what they become when a constant is zero or nothing is late,
-// and that they do not see how the vector is cut.
+// Update rules: hand-computed sequences with known delays, what they become when a constant is zero, and that they do
+// not see how the vector is cut. What they are when nothing is late: test_dist_parameter_server.cpp and
+// test_dist_simulator.cpp.
 #include "dist/server/shard.h"
-#include "tests/training.h"
+#include "tests/support.h"
 
 namespace tandem::test {
 namespace {
@@ -236,35 +237,6 @@ TEST(Rules, WithoutCorrectionTheyAreTheirSimplerKin) {
   EXPECT_NE(run("ddc-asgd:lambda=2", DType::f32), run("ddc-asgd", DType::f32));
 }
 
-TEST(Rules, OneWorkerIsSGDWithMomentum) {
-  for (const char* name : {"ddc-asgd", "dc-asgd-k", "gap-aware", "asgd-m"}) {
-    auto backend = cpu_backend(1);
-    Linear a(96, 40), b(96, 40);
-    FlatParameters one(a, *backend, 3), other(b, *backend, 3);
-    SGD sgd({.learning_rate = 0.07, .momentum = 0.9, .weight_decay = 5e-4}),
-        sent({.learning_rate = 0.07, .weight_decay = 5e-4});
-    sgd.clip_norm = sent.clip_norm = 0.5;
-    sgd.bind(one), sent.bind(other);
-    const auto rule = make_rule(name);
-    Shard shard(*rule, other.values, std::vector<RuleBlock>(std::size_t(other.numel() / 64)), 1);
-    for (std::uint32_t step = 0; step < 30; step++) {
-      const std::vector<double> pixels = drawn(step);
-      const Tensor x = Tensor::of(*backend, {2, 96}, std::span(pixels).first(192));
-      for (auto* side : {&one, &other}) {
-        side->zero_gradients();
-        Variable y = (side == &one ? a : b)(Variable(x));
-        side->backward(sum(y * y * y));
-      }
-      sgd.step();
-      sent.measure(other.all(), false), sent.check_gradients(nullptr), sent.finish_gradients(other.all());
-      shard.push(0, other.gradients, 0.07, 0.9);
-      other.values.copy_from(shard.pull(0, Tensor::like(other.values)));
-      other.count_writes(other.all());
-      ASSERT_EQ(one.values.values(), other.values.values()) << name << ", step " << step;
-    }
-  }
-}
-
 // One element: w = 1, u₀ = u₁ = 0, μ = 0.5, without correction. Σu and the rate of the last push make what is sent.
 TEST(Rules, DanaDcSendsWhereAllMomentumWillHaveBroughtTheWeights) {
   auto backend = reference_backend(1);
@@ -279,19 +251,6 @@ TEST(Rules, DanaDcSendsWhereAllMomentumWillHaveBroughtTheWeights) {
   EXPECT_DOUBLE_EQ(push(0, 0, 0.125), -0.75 - 0.125 * 0.5 * 4);       // w = −0.75, u₀ = 2, and a lower rate
   shard.forget(1);  // w is where it would be from what was sent: −1, with u₁ = 0
   EXPECT_DOUBLE_EQ(push(0, 0, 0.25), -1 + 0.125 * 0.5 * 2 - 0.25 * 1 - 0.25 * 0.5 * 1);
-}
-
-// With one worker nothing is late: these are w −= η·g.
-TEST(Rules, OneWorkerIsPlainSGD) {
-  auto backend = reference_backend(1);
-  const auto vector = [&](std::uint32_t k) { return Tensor::of(*backend, {n}, drawn(k), DType::f32); };
-  const auto trained = [&](const char* name) {
-    const auto rule = make_rule(name);
-    Shard shard(*rule, vector(0), std::vector<RuleBlock>(n / 64), 1);
-    for (std::uint32_t k = 1; k < 9; k++) shard.pull(0, vector(0)), shard.push(0, vector(k), 0.1, 0.9);
-    return shard.values().values();
-  };
-  for (const char* name : {"sa-asgd", "delay-adaptive", "rescaled"}) EXPECT_EQ(trained(name), trained("asgd")) << name;
 }
 
 TEST(Rules, NamesAndConstantsAreChecked) {

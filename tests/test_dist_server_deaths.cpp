@@ -4,14 +4,12 @@
 
 #include "core/random.h"
 #include "dist/collectives/in_process.h"
-#include "dist/server/server.h"
-#include "tests/ranks.h"
 #include "tests/support_channels.h"
 
 namespace tandem::test {
 namespace {
 
-constexpr std::int64_t n = 4 * 1024, buffers = 64;
+constexpr std::int64_t n = 4 * 1024;
 struct Drill {
   std::string strategy;
   int ranks = 4, servers = 0;
@@ -28,6 +26,7 @@ struct Drill {
   } leaves = {};                       // a rank that ends with an error in the middle of backward
 };
 struct Outcome {
+  explicit Outcome(std::size_t ranks) : told(ranks), told_at_last(ranks), weights(ranks), died(ranks) {}
   std::vector<std::string> said;
   std::vector<std::int64_t> told;            // pushes that each worker was told of, by all that had its number
   std::vector<std::int64_t> told_at_last;    // by the one that is there at the end
@@ -41,32 +40,22 @@ struct Outcome {
 Outcome run(const Drill& drill) {
   std::vector<std::unique_ptr<Channel>> channels = in_process_channels(drill.ranks, drill.faults);
   const auto size = std::size_t(drill.ranks);
-  Outcome o{.said = {},
-            .told = std::vector<std::int64_t>(size),
-            .told_at_last = std::vector<std::int64_t>(size),
-            .weights = std::vector<std::vector<double>>(size),
-            .died = std::vector<char>(size)};
+  Outcome o(size);
   std::vector<std::atomic<std::int64_t>> told(size);
   std::atomic<std::int64_t> taken_over = 0;
   std::atomic<bool> back = false, left = false;
-  const auto wait_until = [](const auto& done) {
-    for (int k = 0; !done() && k < 100000; k++) std::this_thread::sleep_for(std::chrono::microseconds(100));
-  };
   Channel* first = channels[0].get();
   std::mutex mutex;
   o.said = ranks_say(drill.ranks, [&](int r) {
     auto channel = std::move(channels[r]);
     for (int life = 0;; life++) try {
         o.told_at_last[r] = 0;
-        auto backend = reference_backend(1);
-        Tensor weights = Tensor::zeros(*backend, {n}), s = Tensor::zeros(*backend, {buffers}),
-               velocity = Tensor::like(weights);
-        ServerNode server_node(std::move(channel), 10);
-        auto memory = server_node.memory(n * 4);
-        Tensor gradient = Tensor::wrap(*backend, memory.get(), {n}, DType::f32, memory);
-        float* g = gradient.write<float>();
+        Rank rank(std::move(channel), n, 10);
+        Tensor velocity = Tensor::like(rank.weights);
+        rank.share_gradient(DType::f32);
+        float* g = rank.gradient.write<float>();
         for (std::int64_t i = 0; i < n; i++) g[i] = i / 64 % drill.ranks == r ? -1.f : 0.f;
-        if (server_node.gather("I am " + std::to_string(r))[0] != "I am 0") fail("rank 0 said something else");
+        if (rank.node.gather("I am " + std::to_string(r))[0] != "I am 0") fail("rank 0 said something else");
         using ms = std::chrono::milliseconds;
         for (int k = 0; r == drill.late && !back && k < 100; k++) std::this_thread::sleep_for(ms(1));
         const Philox random(6, Stream::test, std::uint32_t(r), drill.dawdles);
@@ -77,17 +66,11 @@ Outcome run(const Drill& drill) {
         };
         dawdle(2, 12);
         if (drill.late >= 0) std::this_thread::sleep_for(ms(r == drill.late ? 5 : 20 * std::min(1, life)));
-        server_node.begin(whole(weights), whole(s), std::vector<RuleBlock>(n / 64),
-                          {.how = Asynchrony::parse(drill.strategy),
-                           .servers = drill.servers,
-                           .momentum = 0.5,
-                           .learning_rate = [](std::int64_t) { return 1.0; },
-                           .snapshots = 0.002},
-                          {0, drill.leases});
-        if (server_node.trains()) server_node.pull(whole(weights), whole(s));
-        while (server_node.lease()) {
+        const Asynchrony how = Asynchrony::parse(drill.strategy);
+        rank.begin({.how = how, .servers = drill.servers, .momentum = 0.5, .snapshots = 0.002}, {0, drill.leases});
+        const auto step = [&](std::int64_t) {
           for (std::int64_t at = 0; drill.parts && at + 1024 <= n; at += 1536) {  // and a rest
-            server_node.push_part(whole(gradient), {at, at + 1024});
+            rank.node.push_part(whole(rank.gradient), {at, at + 1024});
             dawdle(12, 3);
             if (r == drill.leaves.rank && told[r] == drill.leaves.step && at / 1536 + 1 == drill.leaves.parts) {
               if (drill.leaves.seen) wait_until([&] { return *std::ranges::max_element(told) > drill.leaves.step; });
@@ -99,17 +82,18 @@ Outcome run(const Drill& drill) {
           if (drill.leaves.seen && r != drill.leaves.rank)
             wait_until([&] { return left || told[drill.leaves.rank] >= told[r]; });
           dawdle(12, 6);
-          server_node.push(whole(gradient), whole(s), 16, {});
-          server_node.pull(whole(weights), whole(s));
-          told[r]++, o.told_at_last[r]++;
-          if (r == 0 && told[0] % 3 == 0) server_node.velocity(whole(velocity));  // as a checkpoint asks for it
-        }
-        server_node.finish(whole(weights), whole(s));
-        server_node.gather("");
-        o.weights[r] = weights.values();
-        taken_over += server_node.counts().taken_over;
+        };
+        const auto made = [&] {
+          told[r]++;
+          o.told_at_last[r]++;
+          if (r == 0 && told[0] % 3 == 0) rank.node.velocity(whole(velocity));  // as a checkpoint asks for it
+        };
+        rank.train(step, {}, made);
+        rank.node.gather("");
+        o.weights[r] = rank.weights.values();
+        taken_over += rank.node.counts().taken_over;
         if (r > 0) return;
-        o.done = server_node.leases_done();
+        o.done = rank.node.leases_done();
         std::lock_guard lock(mutex);  // its channel goes
         first = nullptr;
         return;

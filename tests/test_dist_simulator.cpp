@@ -174,7 +174,7 @@ TEST_F(Simulator, WhatIsDroppedIsTrainedAgain) {
 
 TEST_F(Simulator, WithOneWorkerNothingIsDropped) {
   const auto plain = run(of("asgd", 1)).weights;
-  for (const char* same : {"ringmaster:R=1", "fedbuff:B=1", "rennala:B=1", "delay-adaptive", "rescaled"})
+  for (const char* same : {"ringmaster:R=1", "fedbuff:B=1", "rennala:B=1", "delay-adaptive", "rescaled", "sa-asgd"})
     EXPECT_EQ(run(of(same, 1)).weights, plain) << same;
 }
 

@@ -75,11 +75,11 @@ Bytes mutated(const FuzzTarget& target, std::uint32_t number, std::uint32_t inpu
   return b;
 }
 
-class Fuzz : public testing::TestWithParam<int> {};
+struct Fuzz : testing::TestWithParam<int> {};
 
 TEST_P(Fuzz, TakesOrRefusesEverything) {
   const FuzzTarget& target = fuzz_targets()[GetParam()];
-  for (const Bytes& seed : target.seeds) EXPECT_NO_THROW(target.run(seed.data(), seed.size()));
+  for (const Bytes& seed : target.seeds) EXPECT_NO_THROW(target.run(seed));
   const char* text = std::getenv("TANDEM_FUZZ_INPUTS");
   const std::uint32_t inputs = text ? std::uint32_t(std::strtoul(text, nullptr, 10)) : 2000;
   void (*before[3])(int) = {std::signal(SIGALRM, say_and_die), std::signal(SIGSEGV, say_and_die),
@@ -89,7 +89,7 @@ TEST_P(Fuzz, TakesOrRefusesEverything) {
     std::snprintf(running, sizeof running, "%s, input %u", target.name.c_str(), i);
     alarm(limit);
     try {
-      target.run(input.data(), input.size());
+      target.run(input);
     } catch (const std::exception& e) {
       FAIL() << running << " throws: " << e.what();
     }

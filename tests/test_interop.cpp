@@ -1,5 +1,6 @@
 // Other programs' files: PyTorch's weights both ways, the ONNX graph, TensorBoard's events.
 #include "core/files/safetensors.h"
+#include "core/text.h"
 #include "layers/export/onnx.h"
 #include "layers/export/summary.h"
 #include "layers/export/tensorboard.h"
@@ -45,8 +46,8 @@ struct State {
   }
 };
 
-struct Interop : InFolder {
-  const std::unique_ptr<Backend> backend = cpu_backend(1);
+struct Interop : OnCpu {
+  const TemporaryFolder folder;
 };
 using TorchWeights = Interop;
 using Onnx = Interop;
@@ -58,16 +59,6 @@ using TensorBoard = InFolder;
 bool without_protobuf() {
   const TemporaryFolder folder;
   return bool(refused([&] { EventFile file(folder.file("run")); }, {"protobuf"}));
-}
-
-std::string hex(const std::string& bytes) {
-  std::string out;
-  for (unsigned char c : bytes) {
-    char two[3];
-    std::snprintf(two, sizeof two, "%02x", c);
-    out += two;
-  }
-  return out;
 }
 
 }  // namespace
@@ -126,9 +117,9 @@ TEST_F(TorchWeights, LeNet5ComesBackUnderPyTorchsNames) {
 }
 
 TEST_F(TorchWeights, EverythingThatDoesNotFitIsListedAndNothingIsChanged) {
-  auto model = std::make_unique<Thin>();
-  FlatParameters flat(*model, *backend, 1);
-  const std::vector<double> before = flat.values.values();
+  Thin model;
+  FlatParameters flat(model, *backend, 1);
+  const Numbers before = flat.values.values();
   State state;
   state.tensors["extra.weight"] = state.tensors["fc2.bias"];
   state.tensors.erase("bn2.running_var");
@@ -136,7 +127,7 @@ TEST_F(TorchWeights, EverythingThatDoesNotFitIsListedAndNothingIsChanged) {
   state.tensors.erase("bn1.num_batches_tracked");  // nobody needs it
   const std::string file = state.write(folder.file("state"));
   EXPECT_REFUSED(
-      import_torch(*model, *backend, {8, 8, 3}, file), "state",
+      import_torch(model, *backend, {8, 8, 3}, file), "state",
       "; of another shape: fc1.weight is [64,12], expected [12,64]; only in the model: bn2.running_var [16]; ",
       "only in the file: extra.weight [4];");
   EXPECT_EQ(flat.values.values(), before);
@@ -145,9 +136,9 @@ TEST_F(TorchWeights, EverythingThatDoesNotFitIsListedAndNothingIsChanged) {
 // DataParallel, torch.compile and what holds the model put words before every name.
 TEST_F(TorchWeights, AWrapperBeforeAllNamesIsPassedOver) {
   auto values_from = [&](const State& state) {
-    auto model = std::make_unique<Thin>();
-    FlatParameters flat(*model, *backend, 1);
-    import_torch(*model, *backend, {8, 8, 3}, state.write(folder.file("state")));
+    Thin model;
+    FlatParameters flat(model, *backend, 1);
+    import_torch(model, *backend, {8, 8, 3}, state.write(folder.file("state")));
     return flat.values.values();
   };
   const State plain;
@@ -201,16 +192,15 @@ TEST_F(TorchWeights, TheLinearBehindAFlattenIsFoundThroughActivations) {
   Net net;
   FlatParameters flat(net, *backend, 1);
   export_torch(net, *backend, {2, 3, 2}, folder.file("f"));
-  const std::vector<double> ours = flat.parameter_range("fc.weight").leaf->value.values();
-  const std::vector<double> theirs = SafetensorsFile(folder.file("f")).values("fc.weight");
+  const Numbers ours = flat.parameter_range("fc.weight").leaf->value.values();
+  const Numbers theirs = SafetensorsFile(folder.file("f")).values("fc.weight");
   for (int o = 0; o < 2; o++)
     for (int h = 0; h < 2; h++)
       for (int w = 0; w < 3; w++)
         for (int c = 0; c < 2; c++) EXPECT_EQ(theirs[o * 12 + c * 6 + h * 3 + w], ours[o * 12 + h * 6 + w * 2 + c]);
 }
 
-TEST(Recorder, WritesDownWhatRanWhereAndHow) {
-  auto backend = cpu_backend(1);
+TEST_F(Interop, TheRecorderWritesDownWhatRanWhereAndHow) {
   Thin net;
   Tensor input, output;
   const std::vector<Operation> all = operations_of(net, *backend, {8, 8, 3}, &input, &output);
@@ -232,8 +222,7 @@ TEST(Recorder, WritesDownWhatRanWhereAndHow) {
   EXPECT_REFUSED(all[0].attribute("colour"), "conv2d in conv1", "colour");
 }
 
-TEST(ForwardHook, FiresForEveryModuleAndReplaces) {
-  auto backend = cpu_backend(1);
+TEST_F(Interop, AForwardHookFiresForEveryModuleAndReplaces) {
   Thin net;
   FlatParameters flat(net, *backend, 1);
   std::vector<std::string> seen;
@@ -248,33 +237,23 @@ TEST(ForwardHook, FiresForEveryModuleAndReplaces) {
 }
 
 // ---- ONNX: what onnxruntime makes of it is checked by tests/reference/interop.py ------------------------------------
-TEST_F(Onnx, HoldsTheGraph) {
+TEST_F(Onnx, HoldsTheGraphOrNamesWhatHasNoCounterpart) {
+  struct Divided : Module {
+    Linear& fc = child<Linear>("fc", 4, 2);
+    Variable forward(const Variable& x) override { return fc(flatten(x)) / 49; }
+  } divided;
+  struct Swish : Module {
+    Conv2d& conv = child<Conv2d>("conv", 1, 2, 3);
+    Variable forward(const Variable& x) override { return hardswish(conv(x)); }
+  } swish;
   NEEDS_PROTOBUF();
   Thin net;
   const std::string bytes = onnx_of(net, *backend, {8, 8, 3});
   EXPECT_TRUE(holds(bytes, {"Conv", "BatchNormalization", "AveragePool", "Slice", "Pad", "Gemm", "Relu", "Transpose",
                             "conv2.weight", "bn2.running_var", "input", "output", "tandem"}));
   EXPECT_EQ(bytes, onnx_of(net, *backend, {8, 8, 3}));  // nothing random
-}
-
-TEST_F(Onnx, DividesByANumber) {
-  struct Net : Module {
-    Linear& fc = child<Linear>("fc", 4, 2);
-    Variable forward(const Variable& x) override { return fc(flatten(x)) / 49; }
-  };
-  NEEDS_PROTOBUF();
-  Net net;
-  EXPECT_TRUE(holds(onnx_of(net, *backend, {2, 2, 1}), {"Div"}));
-}
-
-TEST_F(Onnx, AnOperationWithoutACounterpartIsNamed) {
-  struct Net : Module {
-    Conv2d& conv = child<Conv2d>("conv", 1, 2, 3);
-    Variable forward(const Variable& x) override { return hardswish(conv(x)); }
-  };
-  NEEDS_PROTOBUF();
-  Net net;
-  EXPECT_TRUE(holds(error_of<UsageError>([&] { onnx_of(net, *backend, {8, 8, 1}); }), {"hardswish"}));
+  EXPECT_TRUE(holds(onnx_of(divided, *backend, {2, 2, 1}), {"Div"}));
+  EXPECT_TRUE(holds(error_of<UsageError>([&] { onnx_of(swish, *backend, {8, 8, 1}); }), {"hardswish"}));
 }
 
 // ---- TensorBoard ----------------------------------------------------------------------------------------------------

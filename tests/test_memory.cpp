@@ -1,6 +1,4 @@
 // Pools of the caching allocator: the memory of a recorded step is nobody else's.
-#include <cstdlib>
-
 #include "core/reference/backend.h"
 #include "layers/train/run.h"
 #include "tests/bench/timing.h"
@@ -8,6 +6,8 @@
 
 namespace tandem::test {
 namespace {
+
+constexpr std::size_t mib = std::size_t{1} << 20;
 
 struct Counted4K : MemorySource {  // small segments, so that a few blocks fill one
   std::size_t& held;
@@ -21,7 +21,7 @@ struct Counted4K : MemorySource {  // small segments, so that a few blocks fill 
     std::free(block);
   }
   const char* name() const override { return "test memory"; }
-  std::size_t segment_bytes() const override { return std::size_t{4} << 20; }
+  std::size_t segment_bytes() const override { return 4 * mib; }
 };
 
 struct MemoryPool : testing::Test {
@@ -33,12 +33,11 @@ TEST_F(MemoryPool, FreePiecesGiveTheirPagesBackBeforeAHostRunsOut) {
   struct Scarce : Counted4K {
     std::size_t& discarded;
     Scarce(std::size_t& held, std::size_t& d) : Counted4K(held), discarded(d) {}
-    std::size_t left() const override { return std::size_t{1} << 20; }
+    std::size_t left() const override { return mib; }
     void discard(void*, std::size_t bytes) override { discarded += bytes; }
   };
   std::size_t discarded = 0;
   CachingAllocator scarce(std::make_unique<Scarce>(held, discarded));
-  constexpr std::size_t mib = std::size_t{1} << 20;
   scarce.give(scarce.take(6 * mib));
   void* part = scarce.take(4 * mib);  // of those six
   EXPECT_EQ(discarded, 0u);
@@ -49,7 +48,7 @@ TEST_F(MemoryPool, FreePiecesGiveTheirPagesBackBeforeAHostRunsOut) {
 
 TEST_F(MemoryPool, BlocksReturnToThePoolTheyCameFrom) {
   const int pool = memory.new_pool();
-  for (std::size_t bytes : {std::size_t{1000}, std::size_t{2} << 20}) {
+  for (std::size_t bytes : {std::size_t{1000}, 2 * mib}) {
     memory.use_pool(pool);
     void* pooled = memory.take(bytes);
     memory.use_pool(0);
@@ -64,7 +63,7 @@ TEST_F(MemoryPool, BlocksReturnToThePoolTheyCameFrom) {
     memory.give(pooled), memory.give(next), memory.give(ordinary);
   }
   memory.trim();
-  EXPECT_GE(memory.statistics().reserved_bytes, std::size_t{4} << 20) << "trim() leaves the pool";
+  EXPECT_GE(memory.statistics().reserved_bytes, 4 * mib) << "trim() leaves the pool";
   memory.release_pool(pool);
   memory.trim();
   EXPECT_EQ(held, 0u);
@@ -72,9 +71,7 @@ TEST_F(MemoryPool, BlocksReturnToThePoolTheyCameFrom) {
 
 struct Little : Counted4K {  // and others hold the rest
   using Counted4K::Counted4K;
-  void* acquire(std::size_t bytes) override {
-    return held + bytes > std::size_t{8} << 20 ? nullptr : Counted4K::acquire(bytes);
-  }
+  void* acquire(std::size_t bytes) override { return held + bytes > 8 * mib ? nullptr : Counted4K::acquire(bytes); }
   const char* name() const override { return "the memory of GPU 0"; }
   std::string state() const override { return "16 MiB: 0 B free, 8 MiB ours, 8 MiB held by others"; }
 };
@@ -87,9 +84,9 @@ TEST(MemoryEnds, SaysWhatWasAskedWhoHoldsWhatAndWhatToChange) {
     std::size_t held = 0;
     CachingAllocator memory(std::make_unique<Little>(held));
     MemoryUse mine(use);
-    void *a = memory.take(std::size_t{3} << 20), *b = memory.take(std::size_t{3} << 20);
+    void *a = memory.take(3 * mib), *b = memory.take(3 * mib);
     MemoryUse now(Use::scratch);
-    EXPECT_REFUSED(memory.take(std::size_t{2} << 20),
+    EXPECT_REFUSED(memory.take(2 * mib),
                    "out of the memory of GPU 0 (16 MiB: 0 B free, 8 MiB ours, 8 MiB held by others)",
                    "asked for 2.00 MiB (scratch)", "6.00 MiB in 2 blocks", std::string(name_of(use)) + " 6.00 MiB",
                    "2.00 MiB is free in pieces too small", remedy);
@@ -102,24 +99,24 @@ TEST(MemoryEnds, NamesWhatIsKeptForRecordedSteps) {
   CachingAllocator memory(std::make_unique<Little>(held));
   const int pool = memory.new_pool();
   memory.use_pool(pool);
-  memory.give(memory.take(std::size_t{3} << 20));
+  memory.give(memory.take(3 * mib));
   memory.give(memory.take(1024));
   memory.use_pool(0);
-  EXPECT_REFUSED(memory.take(std::size_t{5} << 20), "0 B in 0 blocks",
+  EXPECT_REFUSED(memory.take(5 * mib), "0 B in 0 blocks",
                  "4.06 MiB is kept for recorded steps, eager work cannot have it");
   memory.release_pool(pool);
-  memory.give(memory.take(std::size_t{5} << 20));
+  memory.give(memory.take(5 * mib));
 }
 
 TEST_F(MemoryPool, WhatIsHeldWhenAPoolIsReleasedIsOrdinaryAfterwards) {
   const int pool = memory.new_pool();
   memory.use_pool(pool);
-  void *small = memory.take(600), *large = memory.take(std::size_t{1} << 20);
+  void *small = memory.take(600), *large = memory.take(mib);
   memory.use_pool(0);
   memory.release_pool(pool);
   memory.give(small), memory.give(large);
   EXPECT_EQ(memory.take(600), small);
-  EXPECT_EQ(memory.take(std::size_t{1} << 20), large);
+  EXPECT_EQ(memory.take(mib), large);
   memory.give(small), memory.give(large);
   memory.trim();
   EXPECT_EQ(held, 0u);
@@ -142,7 +139,7 @@ TEST_F(MemoryPool, NoBlockIsEverInTwoHands) {
     const Words r = random.block(i);
     if (live.size() < 40 && r.w[0] % 2) {
       const int pool = pools[r.w[1] % 4];
-      const std::size_t bytes = r.w[2] % 3 ? 1 + r.w[3] % 5000 : (std::size_t{1} << 20) + r.w[3] % (1 << 20);
+      const std::size_t bytes = r.w[2] % 3 ? 1 + r.w[3] % 5000 : mib + r.w[3] % (1 << 20);
       own->use_pool(pool);
       auto* p = static_cast<std::byte*>(own->take(bytes));
       own->use_pool(0);
@@ -238,7 +235,7 @@ struct Limited : MemorySource {
 };
 
 TEST(StepMemory, ABatchThatCannotFitIsRefusedBeforeTheFirstStep) {
-  reference::ReferenceBackend b(2, std::make_unique<Limited>(std::size_t{8} << 20));
+  reference::ReferenceBackend b(2, std::make_unique<Limited>(8 * mib));
   auto train = [&](std::int64_t batch) {
     auto model = make_model("lenet5", 10, 1, 28);
     const Dataset pictures = synthetic({.train = batch, .test = 10});
@@ -270,7 +267,7 @@ TEST(StepMemory, UntouchedMemoryIsLeftOnce) {
     std::size_t segment_bytes() const override { return heap->segment_bytes(); }
     std::size_t touched(const void* block, std::size_t bytes) const override { return heap->touched(block, bytes); }
   };
-  constexpr std::size_t room = std::size_t{1} << 30, size = std::size_t{64} << 20;
+  constexpr std::size_t room = std::size_t{1} << 30, size = 64 * mib;
   Ref<CachingAllocator> memory(new CachingAllocator(std::make_unique<Known>(room)));
   void *a = memory->take(size), *b = memory->take(size);
   EXPECT_GE(memory->statistics().reserved_bytes, 2 * size);
@@ -303,7 +300,7 @@ TEST(StepMemory, IsWhatAStepTakes) {
       const double said = double(m.per_picture) * double(pictures) - 4 * double(images.bytes());
       EXPECT_LT(took, said) << kind.name << ' ' << name;
       EXPECT_GT(took, 0.5 * said) << kind.name << ' ' << name;
-      EXPECT_GT(m.left, std::size_t{64} << 20);
+      EXPECT_GT(m.left, 64 * mib);
     }
 }
 

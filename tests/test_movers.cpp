@@ -2,7 +2,7 @@
 // when an event is asked for, and see memory as it was when the events that they waited for were marked: a copy that
 // waits for too little brings back other bytes, and steps within a budget are no longer those without.
 #include "core/mover.h"
-#include "layers/train/step_graph.h"
+#include "tests/recorded_training.h"
 #include "tests/training.h"
 #include "tests/twin.h"
 
@@ -90,50 +90,26 @@ Trained train(int steps, std::size_t budget = 0, SwapMode swap = SwapMode::autom
   Trained out;
   Clocked twin;
   twin.behind = true;
-  Deep model;
-  FlatParameters flat(model, twin, 1);
-  BoundSgd sgd(flat, {.learning_rate = 0.05, .momentum = 0.9});
-  sgd.if_not_finite = IfNotFinite::wait;
-  model.train();
+  RecordedTraining training(twin, std::make_unique<Deep>(), 0.05);
+  std::optional<MemoryPlan>& plan = training.plan;
+  const MemoryPlanOptions options{.budget = budget, .swap = swap, .smallest = 256};
+  if (budget) plan.emplace(twin, pinned_mover(twin), options);
   std::map<std::int64_t, Batch> batches;
   for (const std::int64_t n : {64, 48}) {
-    std::vector<double> labels(static_cast<std::size_t>(n));
-    for (std::size_t i = 0; i < labels.size(); i++) labels[i] = double(i % 10);
     batches[n].images = Tensor::of(twin, {n, 64}, numbers("pictures", n * 64));
-    batches[n].labels = batches[n].samples = Tensor::of(twin, {n}, labels, DType::i32);
+    batches[n].labels = batches[n].samples = Tensor::of(twin, {n}, numbers("labels", n, 0, 9, 1), DType::i32);
   }
-  Batch* batch = nullptr;
-  Tensor last(twin, Shape{});
-  std::unique_ptr<MemoryPlan> plan;
-  if (budget)
-    plan = std::make_unique<MemoryPlan>(twin, pinned_mover(twin),
-                                        MemoryPlanOptions{.budget = budget, .swap = swap, .smallest = 256});
-  const auto backward = [&] {
-    std::optional<MemoryPlan::Step> step;
-    mode().draws = 0;
-    if (plan) step.emplace(*plan);
-    flat.zero_gradients();
-    {
-      Variable loss = cross_entropy(model(Variable(batch->images)), batch->labels);
-      flat.backward(loss);
-      last.copy_from(loss.value());
-    }
-    if (step) step->end(), out.peak = std::max(out.peak, plan->measured().peak);
-    if (step && plan->measured().planned)
-      out.moved = std::max(out.moved, plan->measured().swapped + plan->measured().recomputed);
-    step.reset();
-    sgd.step();
-  };
-  StepGraph graph(twin, false, {.backward = backward}, "");
   for (int k = 0; k < steps; k++) {
-    batch = &batches[smaller && k % 8 == 7 ? 48 : 64];
-    sgd.sync_hyperparameters();
-    graph(*batch, plan && !plan->settled());
-    flat.count_writes(flat.all());
-    out.losses.push_back(bytes_of(last));
+    training.batch = batches[smaller && k % 8 == 7 ? 48 : 64];
+    training.step(plan && !plan->settled());
+    out.losses.push_back(bytes_of(training.loss));
+    if (!plan) continue;
+    const MemoryPlan::Measured& last = plan->measured();
+    if (last.planned) out.moved = std::max(out.moved, last.swapped + last.recomputed);
   }
-  for (const Tensor& t : {flat.values, flat.gradients}) out.tensors.push_back(bytes_of(t));
+  for (const Tensor& t : {training.flat.values, training.flat.gradients}) out.tensors.push_back(bytes_of(t));
   out.log = twin.log;
+  out.peak = training.peak_within;
   if (!plan) return out;
   out.least = smallest_budget(plan->record(), plan->means());
   out.report = plan->report();

@@ -14,7 +14,9 @@ namespace {
 
 using Body = std::function<void(Communicator&, Twin&)>;
 
-std::vector<std::string> on_ranks(int n, const NcclOptions& options, const Body& body) {
+// A deadline that is not reached in tests that do not ask for it.
+std::vector<std::string> on_ranks(int n, const Body& body,
+                                  const NcclOptions& options = {.deadline = 30, .patience = 0.1}) {
   auto ranks = in_process(n, {.deadline = 30});
   return ranks_say(n, [&](int r) {
     std::shared_ptr<Communicator> host = std::move(ranks[r]);
@@ -22,10 +24,6 @@ std::vector<std::string> on_ranks(int n, const NcclOptions& options, const Body&
     auto mine = over_nccl(std::move(host), twin, options);
     body(*mine, twin);
   });
-}
-// A deadline that is not reached in tests that do not ask for it.
-std::vector<std::string> on_ranks(int n, const Body& body) {
-  return on_ranks(n, {.deadline = 30, .patience = 0.1}, body);
 }
 
 // What goes wrong on that rank, after so many calls.
@@ -44,18 +42,8 @@ struct Nccl : testing::Test {
   }
 };
 
-TEST_F(Nccl, SumsAndMaxima) {
-  for (int n : {2, 3, 4})
-    for (std::int64_t count : {1, 7, 1000})
-      all_well(on_ranks(n, [&](Communicator& c, Twin& twin) { sums_and_maxima(c, twin, count); }));
-}
-
-TEST_F(Nccl, PiecesAndCopiesOfThem) {
-  for (int n : {2, 3, 4}) all_well(on_ranks(n, pieces_and_copies));
-}
-
-TEST_F(Nccl, MessagesBothWays) {
-  for (int n : {2, 3}) all_well(on_ranks(n, messages_both_ways));
+TEST_F(Nccl, EveryCollective) {
+  every_collective([](int n, const Body& body) { return on_ranks(n, body); });
 }
 
 TEST_F(Nccl, ManyAreUnderWayAtOnce) {
@@ -117,10 +105,11 @@ TEST_F(Nccl, AFailedOneStaysFailed) {
 TEST_F(Nccl, NoWaitIsWithoutADeadline) {
   fake_nccl::trouble.silent = true;
   const auto begin = std::chrono::steady_clock::now();
-  const auto said = on_ranks(3, {.deadline = 1, .patience = 0.1}, [](Communicator& c, Twin& twin) {
+  const Body body = [](Communicator& c, Twin& twin) {
     Tensor x = on(twin, of_rank(c.rank(), 100));
     c.all_reduce(whole(x)).wait();
-  });
+  };
+  const auto said = on_ranks(3, body, {.deadline = 1, .patience = 0.1});
   all_say(said, {"all_reduce #1 (sum of 100 f32) over NCCL: rank"});
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
 }

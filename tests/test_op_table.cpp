@@ -8,15 +8,18 @@
 #include "core/random.h"
 #include "core/reference/backend.h"
 #include "core/step.h"
+#include "core/text.h"
 #include "tests/op_table.h"
 #include "tests/support.h"
 
 namespace tandem::test {
 namespace {
 
+using OpTable = OnReference;
+
 const Dumps& dumps() { return Dumps::of("ops"); }
 
-std::vector<double> times(double factor, std::vector<double> v) {
+Numbers times(double factor, Numbers v) {
   for (double& x : v) x *= factor;
   return v;
 }
@@ -35,8 +38,8 @@ std::int64_t read_at(const Shape& shape, std::int64_t e, const Shape& y) {
 }
 
 // The oracle at every element of y.
-std::vector<double> by_oracle(const Case& c, const std::vector<std::vector<double>>& values, const Shape& y) {
-  std::vector<double> out;
+Numbers by_oracle(const Case& c, const std::vector<Numbers>& values, const Shape& y) {
+  Numbers out;
   for (std::int64_t e = 0; e < y.numel(); e++) {
     double argument[2] = {0, 0};
     for (std::size_t i = 0; i < values.size(); i++) argument[i] = values[i][read_at(c.inputs[i].shape, e, y)];
@@ -44,15 +47,6 @@ std::vector<double> by_oracle(const Case& c, const std::vector<std::vector<doubl
   }
   return out;
 }
-
-class OpTable : public testing::Test {
- protected:
-  static void TearDownTestSuite() {
-    if (!printed_.empty()) std::printf("%s", printed_.c_str());
-  }
-  static std::string printed_;  // shown after the suite, whether it passed or not
-};
-std::string OpTable::printed_;
 
 TEST_F(OpTable, EveryDeclaredOperationHasARow) {
   std::set<std::string> declared, present;
@@ -80,23 +74,20 @@ TEST_F(OpTable, EveryDumpIsUsed) {
 
 TEST_F(OpTable, GradientsPyTorchAndEveryBackend) {
   const std::vector<Column> columns = test::columns({DType::f32, DType::bf16});
-  std::unique_ptr<Backend> exact = reference_backend(2);
+  auto exact = reference_backend(2);
 
-  std::ostringstream out;
-  out << "  " << std::left << std::setw(20) << "operation" << std::setw(6) << "cases" << std::setw(19) << "differences"
-      << std::setw(9) << "PyTorch";
-  for (const Column& column : columns) out << std::setw(15) << column.name();
-  out << "\n" << std::setprecision(1) << std::scientific;
+  std::string out = printed("  %-20s%-6s%-19s%-9s", "operation", "cases", "differences", "PyTorch");
+  for (const Column& column : columns) out += printed("%-15s", column.name().c_str());
 
   for (const Row& row : table()) {
     double differences = 0, pytorch = 0;
     std::int64_t compared = 0, skipped = 0;
     bool dump = false;
-    std::vector<double> worst(columns.size(), 0.0);
+    Numbers worst(columns.size(), 0.0);
 
     for (const Case& c : row.cases) {
       SCOPED_TRACE(row.op + ": " + c.name);
-      std::vector<std::vector<double>> values;
+      std::vector<Numbers> values;
       std::vector<Tensor> tensors;
       std::int64_t numel = 0;
       for (std::size_t i = 0; i < c.inputs.size(); i++) {
@@ -104,7 +95,7 @@ TEST_F(OpTable, GradientsPyTorchAndEveryBackend) {
         tensors.push_back(Tensor::of(*exact, c.inputs[i].shape, values[i], DType::f64));
         numel += c.inputs[i].shape.numel();
       }
-      auto undifferentiated = [&](Backend& backend, DType dtype, const std::vector<std::vector<double>>& v) {
+      auto undifferentiated = [&](Backend& backend, DType dtype, const std::vector<Numbers>& v) {
         NoGrad off;
         std::vector<Variable> inputs;
         for (std::size_t i = 0; i < v.size(); i++)
@@ -130,7 +121,7 @@ TEST_F(OpTable, GradientsPyTorchAndEveryBackend) {
         auto want = [&](const std::string& name) { return dumps().at(c.dump + "/" + name).values; };
         EXPECT_EQ(y.shape(), dumps().at(c.dump + "/y").shape);
         Result r = evaluate(c, *exact, DType::f64, values, want("dy"));
-        auto check = [&](const std::string& name, const std::vector<double>& got) {
+        auto check = [&](const std::string& name, const Numbers& got) {
           EXPECT_TRUE(close(name, got, want(name), 2e-7)) << "beside PyTorch";  // stored in f32
           pytorch = std::max(pytorch, difference(got, want(name)).error);
         };
@@ -144,15 +135,15 @@ TEST_F(OpTable, GradientsPyTorchAndEveryBackend) {
         SCOPED_TRACE(columns[k].name());
         try {
           // Parameters too: beside bf16 pictures some kernels multiply in bf16
-          std::vector<std::vector<double>> rounded;
+          std::vector<Numbers> rounded;
           for (std::size_t i = 0; i < values.size(); i++)
             rounded.push_back(Tensor::of(backend, c.inputs[i].shape, values[i], dtype).values());
           const Variable plain = undifferentiated(backend, dtype, rounded);
-          const std::vector<double> drawn = dy_of(row.op, c, plain.value().numel());
-          const std::vector<double> dy = Tensor::of(backend, plain.shape(), drawn, plain.dtype()).values();
+          const Numbers drawn = dy_of(row.op, c, plain.value().numel());
+          const Numbers dy = Tensor::of(backend, plain.shape(), drawn, plain.dtype()).values();
           const Result truth = evaluate(c, *exact, DType::f64, rounded, dy);
           const double tolerance = dtype == DType::bf16 ? row.bf16 : row.f32;
-          auto check = [&](const std::string& name, const std::vector<double>& got, const std::vector<double>& want) {
+          auto check = [&](const std::string& name, const Numbers& got, const Numbers& want) {
             EXPECT_TRUE(close(name, got, want, tolerance));
             worst[k] = std::max(worst[k], difference(got, want).error);
           };
@@ -176,22 +167,15 @@ TEST_F(OpTable, GradientsPyTorchAndEveryBackend) {
     }
     EXPECT_GT(compared, 0) << row.op << ": no gradient was compared with finite differences";
 
-    std::ostringstream cell;
-    cell << std::setprecision(1) << std::scientific << differences << " (" << skipped << " kinks)";
-    out << "  " << std::setw(20) << row.op << std::setw(6) << row.cases.size() << std::setw(19) << cell.str()
-        << std::setw(9);
-    if (dump)
-      out << pytorch;
-    else
-      out << "-";
+    out += printed("\n  %-20s%-6zu%-19s%-9s", row.op.c_str(), row.cases.size(),
+                   printed("%.1e (%lld kinks)", differences, static_cast<long long>(skipped)).c_str(),
+                   dump ? printed("%.1e", pytorch).c_str() : "-");
     for (std::size_t k = 0; k < columns.size(); k++) {
-      cell.str("");
-      cell << (worst[k] <= (columns[k].dtype == DType::bf16 ? row.bf16 : row.f32) ? "ok " : "FAILED ") << worst[k];
-      out << std::setw(15) << cell.str();
+      const bool ok = worst[k] <= (columns[k].dtype == DType::bf16 ? row.bf16 : row.f32);
+      out += printed("%-15s", printed("%s %.1e", ok ? "ok" : "FAILED", worst[k]).c_str());
     }
-    out << "\n";
   }
-  printed_ = out.str();
+  std::printf("%s\n", out.c_str());  // after all messages
 }
 
 // A sum of nothing is zero, and an empty batch leaves no garbage in a gradient.
@@ -234,8 +218,8 @@ TEST_F(OpTable, EmptyBatchesAndProductsOfNothing) {
 
 // One place refuses what cannot be computed: inputs on two backends, parameters of a narrow type, labels that are none.
 TEST_F(OpTable, MixedBackendsAndTypesAreRefused) {
-  std::unique_ptr<Backend> here = reference_backend(1), there = reference_backend(1);
-  auto x = [&](const Shape& s, DType t = DType::f32) { return Variable(Tensor::zeros(*here, s, t)); };
+  auto there = reference_backend(1);
+  auto x = [&](const Shape& s, DType t = DType::f32) { return Variable(Tensor::zeros(*backend, s, t)); };
   auto other = [&](const Shape& s, DType t = DType::f32) { return Variable(Tensor::zeros(*there, s, t)); };
   EXPECT_REFUSED(add(x({2}), other({2})), "add", "two backends");
   EXPECT_REFUSED(matmul(x({2, 2}), other({2, 2})), "matmul", "two backends");
@@ -243,15 +227,15 @@ TEST_F(OpTable, MixedBackendsAndTypesAreRefused) {
   EXPECT_REFUSED(conv2d(x({1, 2, 2, 1}), other({1, 1, 1, 1}), {}), "conv2d", "two backends");
   EXPECT_REFUSED(cat(std::vector{x({2}), other({2})}, 0), "cat", "two backends");
   EXPECT_REFUSED(layer_norm(x({2, 3}), x({3}), other({3})), "layer_norm", "two backends");
-  Tensor mean = Tensor::zeros(*there, {3}), variance = Tensor::zeros(*here, {3});
+  Tensor mean = Tensor::zeros(*there, {3}), variance = Tensor::zeros(*backend, {3});
   EXPECT_REFUSED(batch_norm(x({4, 3}), x({3}), x({3}), mean, variance), "batch_norm", "two backends");
   EXPECT_REFUSED(cross_entropy(x({2, 3}), labels_of(*there, {0, 1})), "cross_entropy", "two backends");
-  Tensor correct = Tensor::zeros(*there, {1}, DType::i32), wrong = Tensor::zeros(*here, {1});
-  const Tensor labels = labels_of(*here, {0, 1});
+  Tensor correct = Tensor::zeros(*there, {1}, DType::i32), wrong = Tensor::zeros(*backend, {1});
+  const Tensor labels = labels_of(*backend, {0, 1});
   EXPECT_REFUSED(cross_entropy(x({2, 3}), labels, 0, &correct), "cross_entropy", "two backends");
   EXPECT_REFUSED(cross_entropy(x({2, 3}), labels, 0, &wrong), "cross_entropy", "one i32");
-  EXPECT_REFUSED(cross_entropy(x({2, 3}), Tensor::zeros(*here, {2})), "cross_entropy", "i32", "f32");
-  const Tensor bytes = Tensor::zeros(*here, {2}, DType::u8);
+  EXPECT_REFUSED(cross_entropy(x({2, 3}), Tensor::zeros(*backend, {2})), "cross_entropy", "i32", "f32");
+  const Tensor bytes = Tensor::zeros(*backend, {2}, DType::u8);
   EXPECT_REFUSED(cross_entropy(x({2, 3}), bytes), "cross_entropy", "i32", "u8");
   EXPECT_REFUSED(linear(x({2, 2}), x({2, 2}, DType::bf16)), "linear", "parameters are f32", "bf16");
   EXPECT_REFUSED(linear(x({2, 2}, DType::f64), x({2, 2})), "linear", "parameters are f64", "f32");
@@ -287,24 +271,22 @@ TEST_F(OpTable, TiesShareTheGradient) {
       return x.grad().values();
     };
     const std::initializer_list<double> ties{2, 5, 5, 5, 1, 4, 0, 4};
-    EXPECT_EQ(gradient({2, 4}, ties, [](const Variable& x) { return max(x, {1}); }),
-              (std::vector<double>{0, 2, 2, 2, 0, 3, 0, 3}));
-    EXPECT_EQ(gradient({2, 4}, ties, [](const Variable& x) { return max(x); }),
-              (std::vector<double>{0, 2, 2, 2, 0, 0, 0, 0}));
+    EXPECT_EQ(gradient({2, 4}, ties, [](const Variable& x) { return max(x, {1}); }), (Numbers{0, 2, 2, 2, 0, 3, 0, 3}));
+    EXPECT_EQ(gradient({2, 4}, ties, [](const Variable& x) { return max(x); }), (Numbers{0, 2, 2, 2, 0, 0, 0, 0}));
     EXPECT_EQ(gradient({3}, {1, 2, 3},
                        [&](const Variable& x) { return maximum(x, Variable(Tensor::full(backend, {3}, 2))); }),
-              (std::vector<double>{0, 3, 6}));
+              (Numbers{0, 3, 6}));
     EXPECT_EQ(gradient({3}, {1, 2, 3},
                        [&](const Variable& x) { return minimum(Variable(Tensor::full(backend, {3}, 2)), x); }),
-              (std::vector<double>{6, 3, 0}));
+              (Numbers{6, 3, 0}));
     EXPECT_EQ(gradient({1, 2, 4, 1}, ties, [](const Variable& x) { return max_pool2d(x); }),
-              (std::vector<double>{0, 6, 6, 0, 0, 0, 0, 0}))
+              (Numbers{0, 6, 6, 0, 0, 0, 0, 0}))
         << "pooling: the first of the window, row by row, takes it all";
     EXPECT_EQ(gradient({1, 2, 2, 1}, {NAN, 1, NAN, 2}, [](const Variable& x) { return max_pool2d(x); }),
-              (std::vector<double>{0, 0, 6, 0}))
+              (Numbers{0, 0, 6, 0}))
         << "pooling: the last NaN, as in PyTorch";
     EXPECT_EQ(gradient({1, 2, 2, 1}, {0, -1, -2, -1}, [](const Variable& x) { return max_pool2d(x, {.relu = true}); }),
-              (std::vector<double>{0, 0, 0, 0}))
+              (Numbers{0, 0, 0, 0}))
         << "the ReLU of zero";
   });
 }
@@ -319,7 +301,7 @@ struct Found {
 TEST_F(OpTable, BroadcastsAnyShapesAsNumPy) {
   struct Operand {
     Shape shape;
-    std::vector<double> values;
+    Numbers values;
     std::int64_t at(std::int64_t e, const Shape& y) const { return read_at(shape, e, y); }
   };
   const Philox random(1, Stream::test);
@@ -363,9 +345,9 @@ TEST_F(OpTable, BroadcastsAnyShapesAsNumPy) {
           vb(Tensor::of(backend, b.shape, b.values, dtype), true);
       Variable y = mul(va, vb);
       const Shape shape = y.shape();
-      const std::vector<double> dy = numbers("dy", shape.numel(), -1, 1, 0.5);
+      const Numbers dy = numbers("dy", shape.numel(), -1, 1, 0.5);
       sum(mul(y, Variable(Tensor::of(backend, shape, dy, dtype)))).backward();
-      std::vector<double> product, da(a.values.size()), db(b.values.size());
+      Numbers product, da(a.values.size()), db(b.values.size());
       for (std::int64_t e = 0; e < shape.numel(); e++) {
         const std::int64_t i = a.at(e, shape), k = b.at(e, shape);
         product.push_back(a.values[i] * b.values[k]);
@@ -379,7 +361,6 @@ TEST_F(OpTable, BroadcastsAnyShapesAsNumPy) {
 }
 
 TEST_F(OpTable, PadShortcutIsTwoSlicesAndAPad) {
-  std::unique_ptr<Backend> backend = reference_backend();
   Variable x(Tensor::of(*backend, {2, 5, 7, 3}, numbers("shortcut", 210)));
   for (int stride : {1, 2, 3})
     EXPECT_EQ(pad_shortcut(x, stride, 2).value().values(),
@@ -424,10 +405,10 @@ TEST_F(OpTable, CrossEntropyCountsWhatIsCorrect) {
 }
 
 TEST_F(OpTable, DropoutDrawsFromCountersOnly) {
-  std::vector<std::vector<double>> masks;  // of every backend and type: they agree
+  std::vector<Numbers> masks;  // of every backend and type: they agree
   on_backends({DType::f32, DType::bf16}, [&](Backend& backend, DType dtype) {
     constexpr std::int64_t rows = 8, length = 30;
-    auto mask = [&](std::uint64_t seed, std::uint32_t epoch, std::uint32_t layer, const std::vector<double>& samples) {
+    auto mask = [&](std::uint64_t seed, std::uint32_t epoch, std::uint32_t layer, const Numbers& samples) {
       StepState state;
       state.seed = seed;
       state.epoch = epoch;
@@ -435,19 +416,18 @@ TEST_F(OpTable, DropoutDrawsFromCountersOnly) {
       mode().step_state = Tensor(backend, {std::int64_t(sizeof state)}, DType::u8);
       backend.upload(mode().step_state.raw_write(), &state, sizeof state);
       mode().samples = labels_of(backend, samples);
-      std::vector<double> y =
-          dropout(Variable(Tensor::full(backend, {rows, length}, 1, dtype)), 0.5, layer).value().values();
+      Numbers y = dropout(Variable(Tensor::full(backend, {rows, length}, 1, dtype)), 0.5, layer).value().values();
       mode() = before;
       return y;
     };
-    const std::vector<double> order{5, 9, 2, 70'000, 1, 0, 33, 8}, turned(order.rbegin(), order.rend());
-    const std::vector<double> first = mask(1, 2, 3, order);
+    const Numbers order{5, 9, 2, 70'000, 1, 0, 33, 8}, turned(order.rbegin(), order.rend());
+    const Numbers first = mask(1, 2, 3, order);
     masks.push_back(first);
     EXPECT_EQ(first, mask(1, 2, 3, order)) << "the same counters give the same mask";
     EXPECT_NE(first, mask(2, 2, 3, order)) << "the seed";
     EXPECT_NE(first, mask(1, 3, 3, order)) << "the epoch";
     EXPECT_NE(first, mask(1, 2, 4, order)) << "the layer";
-    const std::vector<double> moved = mask(1, 2, 3, turned);
+    const Numbers moved = mask(1, 2, 3, turned);
     for (std::int64_t row = 0; row < rows; row++)
       EXPECT_TRUE(std::equal(first.begin() + row * length, first.begin() + (row + 1) * length,
                              moved.begin() + (rows - 1 - row) * length))
@@ -464,7 +444,7 @@ TEST_F(OpTable, DropoutKeepsTheMeanAndMasksTheGradient) {
       Variable x(Tensor::full(backend, {100, n / 100}, 1), true);
       Variable y = dropout(x, p), again = dropout(x, p);
       sum(y).backward();
-      const std::vector<double> values = y.value().values();
+      const Numbers values = y.value().values();
       EXPECT_EQ(values, x.grad().values()) << "the gradient passes where the value did, with the same factor";
       EXPECT_NE(values, again.value().values()) << "each call draws anew where no loop counts";
       double mean = 0;
@@ -478,7 +458,6 @@ TEST_F(OpTable, DropoutKeepsTheMeanAndMasksTheGradient) {
 }
 
 TEST_F(OpTable, ArgumentsThatDoNotFitAreRefused) {
-  std::unique_ptr<Backend> backend = reference_backend();
   auto x = [&](const Shape& s, DType t = DType::f32) { return Variable(Tensor::zeros(*backend, s, t)); };
   EXPECT_REFUSED(add(x({2, 3}), x({2, 4})), "add", "[2,3]", "[2,4]");
   EXPECT_REFUSED(mul(x({2}), x({2}, DType::bf16)), "mul", "f32 and bf16");

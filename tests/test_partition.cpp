@@ -1,10 +1,9 @@
 // Workers whose data differ: partitions, a worker's part of a loader, accuracy per class, the merges of rounds over own
 // epochs against naive versions, and simulated runs with them.
-#include <numeric>
+#include <valarray>
 
 #include "core/elementwise.h"
 #include "dist/lab/simulator.h"
-#include "dist/strategies/all_reduce.h"
 #include "dist/strategies/federated.h"
 #include "dist/strategies/local_steps.h"
 #include "tests/replicas.h"
@@ -96,9 +95,26 @@ TEST(Partition, WhatCannotBeIsRefusedByName) {
 }
 
 // ---- a worker's part ------------------------------------------------------------------------------------------------
-TEST(Partition, AWorkersLoaderHasItsPicturesOnceAnEpoch) {
-  const auto backend = cpu_backend(1);
-  const Dataset data = synthetic({.side = 8, .train = 640, .test = 10, .seed = 3});
+struct SimulatedParts : OnCpu {
+  Dataset data = synthetic({.side = 8, .train = 640, .test = 200, .seed = 3});
+  SimulatorReport report;
+  std::map<int, double> slower;  // worker → factor
+  Numbers run(const std::string& strategy, const std::string& partition, int epochs, std::int64_t batch = 16,
+              double momentum = 0.9, int workers = 4, std::uint64_t seed = 1) {
+    Loader train(data.train, {.batch = batch, .seed = 5, .prefetch = 0, .partition = Partition::parse(partition)},
+                 *backend);
+    Loader test(data.test, {.batch = 100, .shuffle = false, .prefetch = 0}, *backend);
+    Plain net;
+    SimulatorOptions options{.strategy = strategy, .epochs = epochs, .seed = seed, .progress = false};
+    options.cluster.workers = workers;
+    options.cluster.slower = slower;
+    report = simulate(net, cross_entropy_loss(), {.learning_rate = 0.05, .momentum = momentum, .weight_decay = 5e-4},
+                      *backend, {train, nullptr, &test}, options);
+    return parameter_values(net);
+  }
+};
+
+TEST_F(SimulatedParts, AWorkersLoaderHasItsPicturesOnceAnEpoch) {
   Loader train(data.train, {.batch = 50, .drop_last = true, .partition = Partition::parse("dirichlet:0.5")}, *backend);
   EXPECT_EQ(Loader(data.train, {}, *backend).part(0, 4, 1), nullptr);
   const Parts table = train.parts(4);
@@ -109,7 +125,7 @@ TEST(Partition, AWorkersLoaderHasItsPicturesOnceAnEpoch) {
     EXPECT_EQ(own->pictures_per_epoch(), size);
     EXPECT_EQ(own->batches_per_epoch(), (size + 49) / 50);
     for (std::int64_t epoch : {0, 1}) {
-      std::vector<double> counts(10);
+      Numbers counts(10);
       own->start(epoch);
       std::int64_t k = 0;
       for (Batch b; own->next(b); k++) {
@@ -123,9 +139,7 @@ TEST(Partition, AWorkersLoaderHasItsPicturesOnceAnEpoch) {
   EXPECT_EQ(all.size(), 640u);
 }
 
-TEST(Evaluation, AccuracyPerClassIsCounted) {
-  const auto backend = cpu_backend(1);
-  const Dataset data = synthetic({.side = 8, .train = 10, .test = 200, .seed = 3});
+TEST_F(SimulatedParts, AccuracyPerClassIsCounted) {
   Loader test(data.test, {.batch = 64, .shuffle = false}, *backend);
   Sequential net;
   net.add<Flatten>();
@@ -133,7 +147,7 @@ TEST(Evaluation, AccuracyPerClassIsCounted) {
   FlatParameters flat(net, *backend, 1);
   const Evaluation e = evaluate(net, test);
   ASSERT_EQ(e.class_accuracy.size(), 10u);
-  std::vector<double> samples(10);
+  Numbers samples(10);
   for (double c : data.test.labels.values()) samples[std::size_t(c)]++;
   double correct = 0;
   for (std::size_t c = 0; c < 10; c++) correct += e.class_accuracy[c] * samples[c];
@@ -143,9 +157,9 @@ TEST(Evaluation, AccuracyPerClassIsCounted) {
 // ---- merges ---------------------------------------------------------------------------------------------------------
 // Workers with so many pictures each, in batches of 10.
 struct Sizes : BatchSource {
-  std::vector<std::vector<double>> pictures;
+  std::vector<Numbers> pictures;
   std::int64_t batches = 0;
-  explicit Sizes(std::vector<std::vector<double>> all) : pictures(std::move(all)) {}
+  explicit Sizes(std::vector<Numbers> all) : pictures(std::move(all)) {}
   void share(int, int) override {}
   std::int64_t batches_per_epoch() const override { return batches; }
   std::int64_t pictures_per_epoch() const override { return 0; }
@@ -160,15 +174,16 @@ struct Sizes : BatchSource {
   }
 };
 
-struct Merges : testing::Test {
-  std::unique_ptr<Backend> backend = reference_backend();
+struct Merges : OnReference {
   Linear model{2, 2, false};
   FlatParameters flat{model, *backend, 1, {}, DType::f64};
-  Tensor of(Numbers v) {
-    v.resize(std::size_t(flat.numel()));
+  using Values = std::valarray<double>;
+  Tensor of(const Values& first) {
+    Numbers v(std::size_t(flat.numel()));
+    for (std::size_t i = 0; i < first.size(); i++) v[i] = first[i];
     return Tensor::of(*backend, {flat.numel()}, v, DType::f64);
   }
-  static void near(const Tensor& t, const Numbers& expected) {
+  static void near(const Tensor& t, const auto& expected) {
     const Numbers is = t.values();
     for (std::size_t i = 0; i < expected.size(); i++) EXPECT_NEAR(is[i], expected[i], 1e-12) << i;
   }
@@ -177,7 +192,7 @@ struct Merges : testing::Test {
     std::unique_ptr<RoundMethod> method;
   };
   // Workers at the begin of a round from `theta`. The tensors of the method's state are those in `state`.
-  std::vector<Member> begun(const std::string& name, SGD& sgd, const std::vector<std::vector<double>>& sizes) {
+  std::vector<Member> begun(const std::string& name, SGD& sgd, const std::vector<Numbers>& sizes) {
     const auto how = *Federated::parse(name);
     std::vector<Member> all;
     for (int w = 0; w < int(sizes.size()); w++) {
@@ -191,8 +206,7 @@ struct Merges : testing::Test {
     return all;
   }
   // The weights after a round from `theta` in which two workers end at these places.
-  Tensor merged(const std::string& name, const std::vector<std::vector<double>>& sizes, const Numbers& first,
-                const Numbers& second) {
+  Tensor merged(const std::string& name, const std::vector<Numbers>& sizes, const Values& first, const Values& second) {
     SGD sgd({.momentum = 0.9});
     const auto workers = begun(name, sgd, sizes);
     Exchanged e{.x = of(first), .sum = of({})};
@@ -207,14 +221,12 @@ struct Merges : testing::Test {
     workers[0].method->merge(e);
     return e.x;
   }
-  const Numbers theta{0.5, -1, 2, 0.25}, x1{0.1, 0.3, 1.7, 0.2}, x2{-0.4, 0.2, 2.5, 0.9}, c{0.01, 0.02, -0.03, 0.04};
+  const Values theta{0.5, -1, 2, 0.25}, x1{0.1, 0.3, 1.7, 0.2}, x2{-0.4, 0.2, 2.5, 0.9}, c{0.01, 0.02, -0.03, 0.04};
 };
 
 TEST_F(Merges, FedAvgAndFedNovaAgainstTheirFormulas) {
   const double p1 = 0.7, p2 = 0.3, rho = 0.9;
-  Numbers mean, nova;
-  for (std::size_t i = 0; i < 4; i++) mean.push_back(p1 * x1[i] + p2 * x2[i]);
-  near(merged("fedavg:epochs=1", {{70}, {30}}, x1, x2), mean);
+  near(merged("fedavg:epochs=1", {{70}, {30}}, x1, x2), p1 * x1 + p2 * x2);
   // a is the sum of the momentum's weights over s steps: of step j, (1 − ρ^(s−j))/(1 − ρ).
   const auto a = [&](int s) {
     double sum = 0, velocity = 0;
@@ -229,23 +241,15 @@ TEST_F(Merges, FedAvgAndFedNovaAgainstTheirFormulas) {
     nesterov += 1 + rho * velocity;
   }
   EXPECT_NEAR(normalised_steps(7, rho, true), nesterov, 1e-12);
-  for (std::size_t i = 0; i < 4; i++)
-    nova.push_back(theta[i] -
-                   (p1 * a(7) + p2 * a(3)) * (p1 * (theta[i] - x1[i]) / a(7) + p2 * (theta[i] - x2[i]) / a(3)));
-  near(merged("fednova:epochs=1", {{70}, {30}}, x1, x2), nova);  // steps: 7 and 3
+  near(merged("fednova:epochs=1", {{70}, {30}}, x1, x2),  // steps: 7 and 3
+       theta - (p1 * a(7) + p2 * a(3)) * (p1 * (theta - x1) / a(7) + p2 * (theta - x2) / a(3)));
 }
 
 TEST_F(Merges, EqualPartsMakeFedNovaFedAvgAndOneStepMakesItSgd) {
-  const std::vector<std::vector<double>> equal{{50}, {50}};
+  const std::vector<Numbers> equal{{50}, {50}};
   near(merged("fednova:epochs=3", equal, x1, x2), merged("fedavg:epochs=3", equal, x1, x2).values());
-  const double eta = 0.05;
-  Numbers one, other, sgd;  // x1 and x2 are the workers' gradients
-  for (std::size_t i = 0; i < 4; i++) {
-    one.push_back(theta[i] - eta * x1[i]);
-    other.push_back(theta[i] - eta * x2[i]);
-    sgd.push_back(theta[i] - eta * (x1[i] + x2[i]) / 2);
-  }
-  near(merged("fedavg:epochs=1", {{10}, {10}}, one, other), sgd);
+  const double eta = 0.05;  // x1 and x2 are the workers' gradients
+  near(merged("fedavg:epochs=1", {{10}, {10}}, theta - eta * x1, theta - eta * x2), theta - eta * (x1 + x2) / 2.0);
 }
 
 TEST_F(Merges, FedProxAndScaffoldAgainstTheirFormulas) {
@@ -270,23 +274,16 @@ TEST_F(Merges, FedProxAndScaffoldAgainstTheirFormulas) {
   method.send(e);
   const Tensor change = e.sum.clone();
   method.merge(e);  // the other worker's change is zero
-  Numbers proximal, drift, next, changed;
-  for (std::size_t i = 0; i < 4; i++) {
-    proximal.push_back(x2[i] + 0.1 * (x1[i] - theta[i]));
-    drift.push_back(x1[i] - 8 * 0.05 * (x2[i] - c[i]));
-    next.push_back(c[i] - x2[i] + (theta[i] - x1[i]) / (8 * 0.05));
-    changed.push_back(x2[i] + (next[i] - c[i]) / 2);
-  }
-  near(g, proximal);
-  near(w, drift);
+  const Values next = c - x2 + (theta - x1) / (8 * 0.05), changed = x2 + (next - c) / 2.0;
+  near(g, x2 + 0.1 * (x1 - theta));
+  near(w, x1 - 8 * 0.05 * (x2 - c));
   Tensor own = of(c);
   add_into(own, change);
   near(own, next);
   near(control, changed);
   w.copy_from(of(x1));
   method.after_update(w, 0.05);  // by the new c_i and c
-  for (std::size_t i = 0; i < 4; i++) drift[i] = x1[i] - 0.05 * (changed[i] - next[i]);
-  near(w, drift);
+  near(w, x1 - 0.05 * (changed - next));
 }
 
 TEST_F(Merges, ServerOptimizersAgainstTheirFormulas) {
@@ -294,9 +291,9 @@ TEST_F(Merges, ServerOptimizersAgainstTheirFormulas) {
     const auto how = *Federated::parse("fedavg:rate=0.3,server=" + std::string(name));
     Tensor at = of(theta), first = of({}), second = of({});
     second.fill(1e-6);
-    Numbers w = theta, m(4), v(4, 1e-6);
+    Values w = theta, m(4), v(1e-6, 4);
     for (int round = 0; round < 3; round++) {
-      Numbers d = round == 1 ? x1 : x2;
+      const Values d = round == 1 ? x1 : x2;
       server_step(how, at, first, second, of(d));
       for (std::size_t i = 0; i < 4; i++) {
         const double s = d[i] * d[i];
@@ -330,26 +327,6 @@ TEST(Federated, NamesAreReadAndRefused) {
 }
 
 // ---- simulated runs -------------------------------------------------------------------------------------------------
-struct SimulatedParts : testing::Test {
-  std::unique_ptr<Backend> backend = cpu_backend(1);
-  Dataset data = synthetic({.side = 8, .train = 640, .test = 200, .seed = 3});
-  SimulatorReport report;
-  std::map<int, double> slower;  // worker → factor
-  Numbers run(const std::string& strategy, const std::string& partition, int epochs, std::int64_t batch = 16,
-              double momentum = 0.9, int workers = 4, std::uint64_t seed = 1) {
-    Loader train(data.train, {.batch = batch, .seed = 5, .prefetch = 0, .partition = Partition::parse(partition)},
-                 *backend);
-    Loader test(data.test, {.batch = 100, .shuffle = false, .prefetch = 0}, *backend);
-    Plain net;
-    SimulatorOptions options{.strategy = strategy, .epochs = epochs, .seed = seed, .progress = false};
-    options.cluster.workers = workers;
-    options.cluster.slower = slower;
-    report = simulate(net, cross_entropy_loss(), {.learning_rate = 0.05, .momentum = momentum, .weight_decay = 5e-4},
-                      *backend, {train, nullptr, &test}, options);
-    return parameter_values(net);
-  }
-};
-
 TEST_F(SimulatedParts, FedAvgOfOneStepARoundIsSynchronousSgd) {
   const Numbers rounds = run("fedavg:epochs=1", "equal", 6, 160, 0), steps = run("all-reduce", "equal", 6, 160, 0);
   EXPECT_LT(largest_gap(rounds, steps), 2e-6);  // in f32; the merge in double: above
@@ -368,6 +345,7 @@ TEST_F(SimulatedParts, SpecialCasesOfTheMethodsAreFedAvg) {
 }
 
 TEST_F(SimulatedParts, RoundsLearnAndReport) {
+  EXPECT_THROW(run("fedavg:epochs=1", "shared", 1), UsageError);  // rounds need pictures of their own
   run("fedavg:epochs=2", "equal", 20, 16, 0.9, 4);
   ASSERT_EQ(report.epochs.size(), 10u);  // a line for each round
   EXPECT_EQ(report.epochs.back().epoch, 20);
@@ -443,8 +421,6 @@ TEST(OwnParts, StepsTogetherAreWeightedWithThePictures) {
   for (const char* name : {"local-sgd:2", "cocod-sgd:2", "easgd:2", "outer:H=2"})
     same_bits(on_parts(2, name, "sizes:0.5", 2));
 }
-
-TEST_F(SimulatedParts, RoundsNeedPicturesOfTheirOwn) { EXPECT_THROW(run("fedavg:epochs=1", "shared", 1), UsageError); }
 
 }  // namespace
 }  // namespace tandem::test

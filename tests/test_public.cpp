@@ -7,13 +7,15 @@
 namespace tandem::test {
 namespace {
 
+using Public = OnReference;
+
 std::string text_of(const Tensor& t) {
   std::ostringstream out;
   out << t;
   return out.str();
 }
 
-TEST(Places, AreThoseOfPyTorch) {
+TEST_F(Public, PlacesAreThoseOfPyTorch) {
   const Dumps& dumps = Dumps::of("ops");
   on_backends({DType::f32, DType::f64}, [&](Backend& backend, DType dtype) {
     for (const std::string name : {"topk", "topk_smallest"})
@@ -33,21 +35,20 @@ TEST(Places, AreThoseOfPyTorch) {
   });
 }
 
-TEST(Places, AnIndexThatIsNoneIsRefused) {
-  std::unique_ptr<Backend> b = reference_backend();
-  const Tensor x = Tensor::zeros(*b, {2, 3});
-  auto index = [&](const Shape& s, const Numbers& v) { return Tensor::of(*b, s, v, DType::i32); };
+TEST_F(Public, AnIndexThatIsNoneIsRefused) {
+  const Tensor x = Tensor::zeros(*backend, {2, 3});
+  auto index = [&](const Shape& s, const Numbers& v) { return Tensor::of(*backend, s, v, DType::i32); };
   EXPECT_REFUSED(gather(x, 1, index({2, 1}, {0, 3})), "gather", "index 3", "3 elements", "axis 1");
   EXPECT_REFUSED(gather(x, 1, index({3, 1}, {0, 0, 0})), "gather", "[3,1]", "[2,3]");
   EXPECT_REFUSED(embedding(x, index({1}, {-1})), "embedding", "index -1", "2 elements");
-  EXPECT_REFUSED(embedding(x, Tensor::zeros(*b, {1})), "embedding", "i32", "f32");
+  EXPECT_REFUSED(embedding(x, Tensor::zeros(*backend, {1})), "embedding", "i32", "f32");
   EXPECT_REFUSED(where(x, x, x), "where", "u8", "f32");
   EXPECT_REFUSED(squeeze(x, 1), "squeeze", "[2,3]", "not one");
-  EXPECT_REFUSED(mse_loss(x, Tensor::zeros(*b, {2})), "mse_loss", "[2,3]", "[2]");
+  EXPECT_REFUSED(mse_loss(x, Tensor::zeros(*backend, {2})), "mse_loss", "[2,3]", "[2]");
   EXPECT_REFUSED(huber_loss(x, x, 0), "huber_loss", "delta");
 }
 
-TEST(Comparisons, GiveMasksOfEveryType) {
+TEST_F(Public, ComparisonsGiveMasksOfEveryType) {
   for (const BackendKind& kind : backends())
     for (DType dtype : {DType::f32, DType::bf16, DType::f64, DType::i32, DType::u8}) {
       std::unique_ptr<Backend> backend = kind.make();
@@ -73,7 +74,7 @@ TEST(Comparisons, GiveMasksOfEveryType) {
 }
 
 // A NaN that was not chosen stays out of the result and of the gradient, and a zero keeps its sign.
-TEST(Comparisons, WhereLeavesOutWhatWasNotChosen) {
+TEST_F(Public, WhereLeavesOutWhatWasNotChosen) {
   on_backends({DType::f32}, [&](Backend& b, DType) {
     Variable x(Tensor::of(b, {4}, {NAN, 2, -0.0, 0.0}), true), other(Tensor::of(b, {4}, {1, NAN, INFINITY, NAN}), true);
     const Variable y = where(Tensor::of(b, {4}, {0, 1, 1, 1}, DType::u8), x, other);
@@ -86,7 +87,7 @@ TEST(Comparisons, WhereLeavesOutWhatWasNotChosen) {
   });
 }
 
-TEST(Softmax, LargeLogitsDoNotOverflow) {
+TEST_F(Public, LargeLogitsDoNotOverflow) {
   on_backends({DType::f32}, [&](Backend& b, DType) {
     const Variable x(Tensor::of(b, {2, 2}, {1e30, 1e30, -1e30, 3}));
     EXPECT_TRUE(close("softmax", softmax(x).value().values(), {0.5, 0.5, 0, 1}, 1e-6));
@@ -95,9 +96,8 @@ TEST(Softmax, LargeLogitsDoNotOverflow) {
   });
 }
 
-TEST(Axes, AreKnownWhenTheProgramRuns) {
-  std::unique_ptr<Backend> b = reference_backend();
-  const Variable x(Tensor::of(*b, {2, 3}, {1, 2, 3, 4, 5, 6}));
+TEST_F(Public, AxesAreKnownWhenTheProgramRuns) {
+  const Variable x(Tensor::of(*backend, {2, 3}, {1, 2, 3, 4, 5, 6}));
   std::vector<int> axes;
   for (int i = 0; i < x.rank(); i++) axes.insert(axes.begin(), i);
   EXPECT_EQ(transpose(x, axes).shape(), Shape({3, 2}));
@@ -108,26 +108,26 @@ TEST(Axes, AreKnownWhenTheProgramRuns) {
   EXPECT_REFUSED(sum(x, 2), "sum", "no axis 2", "[2,3]");
 }
 
-TEST(Printing, IsReadable) {
-  std::unique_ptr<Backend> b = reference_backend();
-  EXPECT_EQ(text_of(Tensor::of(*b, {2, 2}, {1, -2.5, 3, 10})), "[[ 1.0000, -2.5000],\n [ 3.0000, 10.0000]]  f32 [2,2]");
-  EXPECT_EQ(text_of(Tensor::of(*b, {3}, {1, -2, 3})), "[ 1., -2.,  3.]  f32 [3]");
-  EXPECT_EQ(text_of(Tensor::of(*b, {3}, {1, 20, 3}, DType::i32)), "[ 1, 20,  3]  i32 [3]");
-  EXPECT_EQ(text_of(Tensor::of(*b, {}, {0.5})), "0.5000  f32 []");
-  EXPECT_EQ(text_of(Tensor::of(*b, {2}, {1e-7, 1})), "[1.0000e-07, 1.0000e+00]  f32 [2]");
-  EXPECT_EQ(text_of(Tensor::of(*b, {3}, {NAN, INFINITY, 0.5})), "[   nan,    inf, 0.5000]  f32 [3]");
-  EXPECT_EQ(text_of(Tensor::of(*b, {2, 1, 1}, {1, 2})), "[[[1.]],\n\n [[2.]]]  f32 [2,1,1]");
-  EXPECT_EQ(text_of(Tensor::zeros(*b, {0, 3})), "[]  f32 [0,3]");
+TEST_F(Public, PrintingIsReadable) {
+  EXPECT_EQ(text_of(Tensor::of(*backend, {2, 2}, {1, -2.5, 3, 10})),
+            "[[ 1.0000, -2.5000],\n [ 3.0000, 10.0000]]  f32 [2,2]");
+  EXPECT_EQ(text_of(Tensor::of(*backend, {3}, {1, -2, 3})), "[ 1., -2.,  3.]  f32 [3]");
+  EXPECT_EQ(text_of(Tensor::of(*backend, {3}, {1, 20, 3}, DType::i32)), "[ 1, 20,  3]  i32 [3]");
+  EXPECT_EQ(text_of(Tensor::of(*backend, {}, {0.5})), "0.5000  f32 []");
+  EXPECT_EQ(text_of(Tensor::of(*backend, {2}, {1e-7, 1})), "[1.0000e-07, 1.0000e+00]  f32 [2]");
+  EXPECT_EQ(text_of(Tensor::of(*backend, {3}, {NAN, INFINITY, 0.5})), "[   nan,    inf, 0.5000]  f32 [3]");
+  EXPECT_EQ(text_of(Tensor::of(*backend, {2, 1, 1}, {1, 2})), "[[[1.]],\n\n [[2.]]]  f32 [2,1,1]");
+  EXPECT_EQ(text_of(Tensor::zeros(*backend, {0, 3})), "[]  f32 [0,3]");
   EXPECT_EQ(text_of(Tensor()), "undefined tensor");
   Numbers many(2000);
   for (std::size_t i = 0; i < many.size(); i++) many[i] = double(i);
-  EXPECT_EQ(text_of(Tensor::of(*b, {2000}, many)), "[   0.,    1.,    2., ..., 1997., 1998., 1999.]  f32 [2000]");
-  const std::string square = text_of(Tensor::of(*b, {1000, 2}, many));
+  EXPECT_EQ(text_of(Tensor::of(*backend, {2000}, many)), "[   0.,    1.,    2., ..., 1997., 1998., 1999.]  f32 [2000]");
+  const std::string square = text_of(Tensor::of(*backend, {1000, 2}, many));
   EXPECT_EQ(square,
             "[[   0.,    1.],\n [   2.,    3.],\n [   4.,    5.],\n ...,\n [1994., 1995.],\n [1996., 1997.],\n [1998., "
             "1999.]]  f32 [1000,2]");
   std::ostringstream out;
-  out << Variable(Tensor::of(*b, {1}, {2}));
+  out << Variable(Tensor::of(*backend, {1}, {2}));
   EXPECT_EQ(out.str(), "[2.]  f32 [1]");
 }
 
@@ -141,11 +141,10 @@ struct Tower : Module {
   Variable forward(const Variable& x) override { return body(x); }
 };
 
-TEST(Modules, ParametersAreFoundByName) {
-  std::unique_ptr<Backend> b = reference_backend();
+TEST_F(Public, ParametersAreFoundByName) {
   Tower tower;
   EXPECT_EQ(tower.parameter("body.0.weight").shape, Shape({3, 4})) << "before there is memory too";
-  FlatParameters flat(tower, *b, 1);
+  FlatParameters flat(tower, *backend, 1);
   std::string names;
   for (auto& [name, p] : tower.parameters()) names += name + " ";
   EXPECT_EQ(names, "body.0.weight body.0.bias body.norm.weight body.norm.bias ");
@@ -158,18 +157,17 @@ TEST(Modules, ParametersAreFoundByName) {
   EXPECT_REFUSED(tower.buffer("mean"), "buffer mean", "body.norm.running_mean");
 }
 
-TEST(Modules, AModelIsCalled) {
-  std::unique_ptr<Backend> b = reference_backend();
+TEST_F(Public, AModelIsCalled) {
   Model model = make_model("mlp", 10, 1, 4);
-  FlatParameters flat(model, *b, 1);
-  const Tensor x = Tensor::full(*b, {2, 4, 4, 1}, 0.5);
+  FlatParameters flat(model, *backend, 1);
+  const Tensor x = Tensor::full(*backend, {2, 4, 4, 1}, 0.5);
   EXPECT_EQ(model(x).value().values(), (*model)(x).value().values());
   EXPECT_EQ(model(x).shape(), Shape({2, 10}));
   Model own = std::make_unique<Tower>();
   EXPECT_EQ(own->parameters().size(), 4u);
 }
 
-TEST(Modules, ActivationsAndEmbedding) {
+TEST_F(Public, ActivationsAndEmbedding) {
   on_backends({DType::f32}, [&](Backend& b, DType) {
     const Variable x(Tensor::of(b, {4}, {-2, -0.5, 0.5, 2}));
     EXPECT_EQ(GELU()(x).value().values(), gelu(x).value().values());
@@ -190,7 +188,7 @@ TEST(Modules, ActivationsAndEmbedding) {
 }
 
 // Eight pictures whose first pixel is their label; the model says what their second one says.
-TEST(Evaluation, ConfusionMatrixCountsLabelsAndAnswers) {
+TEST_F(Public, ConfusionMatrixCountsLabelsAndAnswers) {
   struct Second : Module {
     Variable forward(const Variable& x) override {
       EXPECT_FALSE(training());
@@ -199,12 +197,11 @@ TEST(Evaluation, ConfusionMatrixCountsLabelsAndAnswers) {
       return -abs(says - classes);
     }
   };
-  std::unique_ptr<Backend> b = reference_backend();
   const std::vector<std::uint8_t> pixels{0, 0, 0, 0, 0, 2, 1, 1, 1, 0, 2, 2, 2, 2, 2, 1};
   const std::vector<std::int32_t> labels{0, 0, 0, 1, 1, 2, 2, 2};
   Pictures pictures = in_memory("pairs", pixels, {8, 1, 2, 1}, labels, 3);
   pictures.mean = {0}, pictures.std = {1};
-  Loader source(pictures, {.batch = 3, .shuffle = false, .prefetch = 0}, *b);
+  Loader source(pictures, {.batch = 3, .shuffle = false, .prefetch = 0}, *backend);
   Second model;
   EXPECT_EQ(text_of(confusion_matrix(model, source)), "[[2, 0, 1],\n [1, 1, 0],\n [0, 1, 2]]  i32 [3,3]");
   EXPECT_TRUE(model.training());
@@ -241,14 +238,12 @@ struct Hypotenuse {
   }
 };
 
-TEST(OwnOperation, IsAFunctor) {
-  std::unique_ptr<Backend> exact = reference_backend();
-  const Tensor x = Tensor::of(*exact, {2, 3}, {-2, -0.5, 0.1, 0.7, 1.5, 4}), row = Tensor::of(*exact, {3}, {1, 2, 3});
-  EXPECT_TRUE(
-      check_gradient([](std::span<const Variable> in) { return elementwise(Cubed{0.5}, in[0]); }, {{x}}).passed);
-  EXPECT_TRUE(
-      check_gradient([](std::span<const Variable> in) { return elementwise(Hypotenuse{}, in[0], in[1]); }, {{x, row}})
-          .passed);
+TEST_F(Public, AnOwnOperationIsAFunctor) {
+  const Tensor x = Tensor::of(*backend, {2, 3}, {-2, -0.5, 0.1, 0.7, 1.5, 4}),
+               row = Tensor::of(*backend, {3}, {1, 2, 3});
+  using In = std::span<const Variable>;
+  EXPECT_TRUE(check_gradient([](In v) { return elementwise(Cubed{0.5}, v[0]); }, {{x}}).passed);
+  EXPECT_TRUE(check_gradient([](In v) { return elementwise(Hypotenuse{}, v[0], v[1]); }, {{x, row}}).passed);
   for (const BackendKind& kind : backends()) {
     std::unique_ptr<Backend> b = kind.make();
     if (!b->supports(DType::bf16)) continue;
@@ -262,7 +257,7 @@ TEST(OwnOperation, IsAFunctor) {
 }
 
 // An operation stands in few places: its declaration, its kernel, its counterpart in ONNX.
-TEST(OwnOperation, TheLibrarysStandInFewFiles) {
+TEST_F(Public, TheLibrarysOperationsStandInFewFiles) {
   int files = 0;
   std::string which;
   for (const char* room : {"core", "autograd", "layers", "datasets", "cuda"})

@@ -2,13 +2,71 @@
 // training without.
 #include <nlohmann/json.hpp>
 
-#include "layers/train/step_graph.h"
+#include "core/clock.h"
 #include "tests/training.h"
 #include "tests/twin.h"
 
 namespace tandem::test {
 namespace {
 
+// ---- a recording, without a device ----------------------------------------------------------------------------------
+struct FakeCapture : Capture {
+  std::string &log, refusal;
+  static inline int alive = 0;
+  FakeCapture(std::string& l, std::string why_not) : log(l), refusal(std::move(why_not)) { alive++; }
+  ~FakeCapture() override { alive--; }
+  void begin() override { log += '['; }
+  std::string end() override {
+    log += ']';
+    return refusal;
+  }
+  void replay() override { log += 'r'; }
+};
+
+TEST(Recording, TwoEagerStepsThenReplaysOrEagerStepsAndTheReason) {
+  const struct {
+    const char* log;  // of five calls
+    std::string why_eager;
+    std::function<void()> while_recording;  // null: the device refuses, where there is a reason
+  } cases[] = {{"ss[s]rrr", "", {}},
+               {"ss[s]sss", "the device refuses", {}},
+               {"ss[]sss", "a value is read on the host", [] { throw NotRecordable("a value is read on the host"); }},
+               {"ss[]sss", "cuDNN refuses to be captured", [] { fail("cuDNN refuses to be captured"); }}};
+  for (const auto& c : cases) {
+    std::string log;
+    int captures = -1;
+    const auto step = [&] {
+      if (log.ends_with('[') && c.while_recording) c.while_recording();
+      log += 's';
+      captures = FakeCapture::alive;
+    };
+    Recording recording(step, std::make_unique<FakeCapture>(log, c.while_recording ? "" : c.why_eager));
+    const std::string said = stderr_of([&] {
+      for (int i = 0; i < 5; i++) recording();
+    });
+    const bool recorded = c.why_eager.empty();
+    EXPECT_EQ(log, c.log) << c.why_eager;
+    EXPECT_EQ(recording.why_eager(), c.why_eager);
+    EXPECT_EQ(recording.recorded(), recorded) << c.why_eager;
+    EXPECT_TRUE(holds(said, {c.why_eager}));
+    EXPECT_EQ(FakeCapture::alive, recorded) << c.why_eager;
+    EXPECT_EQ(captures, recorded) << c.why_eager << ": the eager step finds its memory free";
+  }
+}
+
+TEST(Recording, AnErrorWhileRecordingIsThrownWhenItComesAgain) {
+  std::string log;
+  int calls = 0;
+  const auto step = [&] {
+    if (++calls >= 3) fail("a real error");
+  };
+  Recording recording(step, std::make_unique<FakeCapture>(log, ""));
+  recording(), recording();
+  stderr_of([&] { EXPECT_REFUSED(recording(), "a real error"); });
+  EXPECT_EQ(log, "[]") << "the stream does not stay in capture mode";
+}
+
+// ---- training on a twin that records --------------------------------------------------------------------------------
 struct Trained {
   std::string log, said;
   std::vector<double> weights, buffers;
@@ -107,49 +165,38 @@ TEST(RecordedStep, ABatchInOtherMemoryEachTimeIsNotRecorded) {
   EXPECT_TRUE(holds(moved.said, {"other memory"}));
 }
 
-TEST(RecordedStep, StepsThatAreLookedAtRunOnTheHost) {
-  TemporaryFolder folder;
-  const Trained looked = same_bits({}, false, [&](RunConfig& o) {
-    o.profiler = {.dot = {}, .trace = folder.file("trace.json"), .warm_up = 5, .steps = 2};
-  });
-  EXPECT_EQ(looked.log, "ss[s]rrrrrrrr") << "twelve steps, two of them looked at";
-}
-
-// A twin that a trace may follow, and that passes each mark at once.
-struct Followed : Twin {
-  struct Marks : Follower {
-    std::vector<std::chrono::steady_clock::time_point> marks;
-    int open = 0;
-    void enter(const char*) override { open++; }
-    void leave() override { open--; }
-    void passed(const char*) override {}
-    std::int64_t mark() override {
-      marks.push_back(std::chrono::steady_clock::now());
-      return std::int64_t(marks.size()) - 1;
-    }
-    std::vector<std::int64_t> times(const std::function<std::int64_t()>& now) override {
-      const std::int64_t here = now();
-      const auto at = std::chrono::steady_clock::now();
-      std::vector<std::int64_t> all;
-      for (auto& m : marks) all.push_back(here - std::chrono::nanoseconds(at - m).count());
-      marks.clear();
-      EXPECT_EQ(open, 0) << "every range that began has ended";
-      return all;
-    }
+struct Profiled : InFolder {  // two of twelve steps are looked at
+  std::string trace = folder.file("trace.json");
+  std::function<void(RunConfig&)> change = [this](RunConfig& o) {
+    o.profiler = {.dot = {}, .trace = trace, .warm_up = 5, .steps = 2};
   };
-  std::unique_ptr<Follower> follower() override { return std::make_unique<Marks>(); }
 };
 
-TEST(RecordedStep, ATraceHasTheDevicesLanesOfTheStepsThatAreLookedAt) {
-  TemporaryFolder folder;
+TEST_F(Profiled, StepsThatAreLookedAtRunOnTheHost) { EXPECT_EQ(same_bits({}, false, change).log, "ss[s]rrrrrrrr"); }
+
+// A twin that passes each mark at once.
+struct Followed : Twin {
+  struct Marks : Clocked::Marks {
+    using Clocked::Marks::Marks;
+    std::int64_t time() const override { return std::chrono::nanoseconds(Clock::now().time_since_epoch()).count(); }
+    std::vector<std::int64_t> times(const std::function<std::int64_t()>& now) override {
+      EXPECT_EQ(open, 0) << "every range that began has ended";
+      const std::int64_t later = now() - time();
+      for (std::int64_t& m : marks) m += later;
+      return std::exchange(marks, {});
+    }
+  };
+  std::unique_ptr<Follower> follower() override { return std::make_unique<Marks>(memory()); }
+};
+
+TEST_F(Profiled, ATraceHasTheDevicesLanesOfTheStepsThatAreLookedAt) {
   Followed twin;
-  train(twin, {},
-        [&](RunConfig& o) { o.profiler = {.dot = {}, .trace = folder.file("trace.json"), .warm_up = 5, .steps = 2}; });
-  const auto trace = nlohmann::json::parse(contents(folder.file("trace.json")));
+  train(twin, {}, change);
   std::map<double, std::string> lanes;
   std::map<std::string, int> steps, operations;
   double host = 0, device = 0;
-  for (const auto& e : trace.at("traceEvents")) {
+  const auto written = nlohmann::json::parse(contents(trace));
+  for (const auto& e : written.at("traceEvents")) {
     const double lane = e.value("tid", 0.0);
     const std::string name = e.at("name");
     if (name == "thread_name") lanes[lane] = e.at("args").at("name").get<std::string>();
@@ -164,33 +211,6 @@ TEST(RecordedStep, ATraceHasTheDevicesLanesOfTheStepsThatAreLookedAt) {
   EXPECT_EQ(operations["device: forward"], operations["forward"]);
   EXPECT_EQ(operations["device: backward"], operations["backward"]);
   EXPECT_NEAR(device, host, 2 * 20'000.0) << "both are on one clock";
-}
-
-TEST(RecordedStep, WhatCannotBeRecordedKeepsNoCapture) {
-  struct Counting : Capture {
-    int& alive;
-    bool refuses;
-    Counting(int& a, bool r) : alive(a), refuses(r) { alive++; }
-    ~Counting() override { alive--; }
-    void begin() override {}
-    std::string end() override { return refuses ? "refused" : ""; }
-    void replay() override {}
-  };
-  for (const char* how : {"recorded", "refused", "thrown"}) {
-    const bool recorded = how == std::string("recorded"), throws = how == std::string("thrown");
-    int alive = 0, steps = 0, at_last = -1;
-    const auto step = [&] {
-      if (++steps == 3 && throws) throw NotRecordable("a value is read on the host");
-      at_last = alive;
-    };
-    Recording recording(step, std::make_unique<Counting>(alive, !recorded));
-    stderr_of([&] {
-      for (int i = 0; i < 4; i++) recording();
-    });
-    EXPECT_EQ(alive, recorded) << how;
-    EXPECT_EQ(at_last, recorded) << how << ": the eager step finds its memory free";
-    EXPECT_EQ(steps, recorded ? 3 : 5) << how;
-  }
 }
 
 TEST(RecordedStep, AValueReadInTheModelIsRefusedAndTheReasonSaid) {

@@ -2,7 +2,6 @@
 // damaged is refused by name. Files replaced in one step.
 #include <sys/fsuid.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include "core/files/atomic_file.h"
 #include "core/files/files.h"
@@ -40,8 +39,7 @@ using Files = InFolder;
 
 }  // namespace
 
-TEST(AtomicFile, OldOrNewNeverHalf) {
-  TemporaryFolder folder;
+TEST_F(Files, OldOrNewNeverHalf) {
   const std::string file = folder.file("f");
   put(file, "old");
   {
@@ -60,8 +58,7 @@ TEST(AtomicFile, OldOrNewNeverHalf) {
   EXPECT_REFUSED(f.write("x", 1), "finished");
 }
 
-TEST(AtomicFile, ALinkStaysALink) {
-  TemporaryFolder folder;
+TEST_F(Files, ALinkStaysALink) {
   put(folder.file("real"), "old");
   fs::create_symlink("real", folder.file("link"));
   AtomicFile f(folder.file("link"));
@@ -95,15 +92,13 @@ TEST_F(Files, AFolderThatForbidsWritingIsNamed) {
                  "--checkpoint x: cannot be written: Not a directory");
 }
 
-TEST(AtomicFile, RefusesWhatIsNoFile) {
-  TemporaryFolder folder;
+TEST_F(Files, WhatIsNoFileIsRefused) {
   EXPECT_REFUSED(AtomicFile f(folder.file("no/such/f")), "no/such/f", "make the folder first");
   EXPECT_REFUSED(AtomicFile f(folder.file("")), "is a folder");
   EXPECT_REFUSED(AtomicFile f("/dev/null"), "/dev/null", "not a regular file");
 }
 
-TEST(AtomicFile, AFullDiskLeavesTheOldFile) {
-  TemporaryFolder folder;
+TEST_F(Files, AFullDiskLeavesTheOldFile) {
   const std::string file = folder.file("weights");
   put(file, "old");
   const std::string much(1 << 16, 'x');
@@ -189,7 +184,6 @@ TEST_F(Safetensors, EveryTypeComesBackAsItWas) {
 
 // NaNs with a payload, −0 and denormals: a checkpoint is its bytes.
 TEST_F(Safetensors, BitsAreKept) {
-  auto backend = cpu_backend(1);
   Tensor t(*backend, {4}), back(*backend, {4});
   const std::uint32_t bits[] = {0x7fc12345, 0x80000000, 1, 0xff800000};
   std::memcpy(t.raw_write(), bits, sizeof bits);

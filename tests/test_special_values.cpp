@@ -7,7 +7,7 @@ namespace tandem::test {
 namespace {
 
 const Dumps& dumps() { return Dumps::of("specials"); }
-const std::vector<double>& values(std::string name) { return dumps().at(name).values; }
+const Numbers& values(std::string name) { return dumps().at(name).values; }
 
 // bf16 has 8 bits, and AVX-512's conversion takes its denormals for zero: it is compared where every number that goes
 // in is one that it holds well.
@@ -30,16 +30,16 @@ testing::AssertionResult agrees(double result, double want, const Tolerance& t) 
 
 std::vector<Column> columns() { return test::columns({DType::f32, DType::bf16, DType::f64}); }
 // v n times over; or each number n times
-std::vector<double> times(const std::vector<double>& v, std::size_t n, bool each) {
-  std::vector<double> out;
+Numbers times(const Numbers& v, std::size_t n, bool each) {
+  Numbers out;
   for (std::size_t i = 0; i < v.size() * n; i++) out.push_back(v[each ? i / n : i % v.size()]);
   return out;
 }
 double relative(DType dtype) { return dtype == DType::bf16 ? 0x1p-6 : 2e-6; }
 
 TEST(SpecialValues, OneInputAsPyTorch) {
-  const std::vector<double>&x = values("unary/x"), &dy = values("unary/dy");
-  const std::vector<double> xs = times(x, dy.size(), false), dys = times(dy, x.size(), true);
+  const Numbers &x = values("unary/x"), &dy = values("unary/dy");
+  const Numbers xs = times(x, dy.size(), false), dys = times(dy, x.size(), true);
   const Shape shape{std::int64_t(dy.size()), std::int64_t(x.size())};
   const std::vector<Row> rows = table();
   for (const Row& row : rows) {
@@ -70,10 +70,10 @@ TEST(SpecialValues, OneInputAsPyTorch) {
 }
 
 TEST(SpecialValues, TwoInputsAsPyTorch) {
-  const std::vector<double>& a = values("binary/a");
-  const std::vector<std::vector<double>> ab{times(a, a.size(), true), times(a, a.size(), false)};
+  const Numbers& a = values("binary/a");
+  const std::vector<Numbers> ab{times(a, a.size(), true), times(a, a.size(), false)};
   const Shape shape{std::int64_t(a.size() * a.size())};
-  const std::vector<double> dy(a.size() * a.size(), 1.5);
+  const Numbers dy(a.size() * a.size(), 1.5);
   for (const Row& row : table()) {
     if (!row.cases[0].oracle || row.cases[0].inputs.size() != 2) continue;
     const Case c{.name = "specials", .y = row.cases[0].y, .inputs = {{.shape = shape}, {.shape = shape}}};
@@ -151,15 +151,15 @@ TEST(SpecialValues, LayersAsPyTorch) {
       SCOPED_TRACE(layer.name + " " + column.name());
       column.backend->exact_convolution(true);  // Winograd's sums spread a NaN over its tile
       Case c{.name = layer.name, .y = layer.y, .inputs = {}};
-      std::vector<std::vector<double>> in;
+      std::vector<Numbers> in;
       for (const std::string& name : layer.inputs) {
         c.inputs.push_back({.shape = dumps().at(layer.name + "/" + name).shape,
                             .parameter = layer.name != "matmul" && (name == "w" || name == "b")});
         in.push_back(values(layer.name + "/" + name));
       }
       const Result r = evaluate(c, *column.backend, column.dtype, in, values(layer.name + "/dy"));
-      auto check = [&](const std::string& what, const std::vector<double>& got) {
-        const std::vector<double>& want = values(layer.name + "/" + what);
+      auto check = [&](const std::string& what, const Numbers& got) {
+        const Numbers& want = values(layer.name + "/" + what);
         double largest = 0;
         for (double v : want) largest = std::isfinite(v) ? std::max(largest, std::abs(v)) : largest;
         ASSERT_EQ(got.size(), want.size());
@@ -178,16 +178,16 @@ void sweep_case(const Row& row, const Case& c, std::size_t input, double special
                 const Column& column) {
   SCOPED_TRACE(row.op + " " + c.name + ", input " + std::to_string(input) + " has " + std::to_string(special) + ", " +
                column.name());
-  std::vector<std::vector<double>> in;  // rounded, so that both compute with the same numbers
+  std::vector<Numbers> in;  // rounded, so that both compute with the same numbers
   std::vector<Variable> constants;
   for (std::size_t i = 0; i < c.inputs.size(); i++) {
     in.push_back(Tensor::of(exact, c.inputs[i].shape, values_of(row.op, c, i), column.dtype).values());
     if (i == input) in[i][in[i].size() / 2] = special;
     constants.emplace_back(Tensor::of(exact, c.inputs[i].shape, in[i], DType::f64));
   }
-  const std::vector<double> dy = dy_of(row.op, c, c.y(constants).value().numel());
+  const Numbers dy = dy_of(row.op, c, c.y(constants).value().numel());
   const Result want = evaluate(c, exact, DType::f64, in, dy), got = evaluate(c, *column.backend, column.dtype, in, dy);
-  auto lost = [&](const std::vector<double>& a, const std::vector<double>& b) {
+  auto lost = [&](const Numbers& a, const Numbers& b) {
     std::int64_t n = 0;
     for (std::size_t i = 0; i < b.size(); i++)
       n += std::isnan(b[i]) && std::isnan(special) ? !std::isnan(a[i]) : !std::isfinite(b[i]) && std::isfinite(a[i]);
@@ -199,7 +199,7 @@ void sweep_case(const Row& row, const Case& c, std::size_t input, double special
 }
 
 TEST(SpecialValues, EveryRowOnEveryBackendAsTheReference) {
-  std::unique_ptr<Backend> exact = reference_backend(2);
+  auto exact = reference_backend(2);
   const std::vector<Column> all = columns();
   for (const Row& row : table())
     for (const Case& c : row.cases)
@@ -259,7 +259,7 @@ TEST(SpecialValues, DivisionByANumberIsDivision) {
     for (int i = 1; i < 100; i++) EXPECT_EQ(over(i, 49), double(float(i) / 49)) << i;
     Variable x(Tensor::of(b, {2}, {1, -2}), true);
     sum(x / 3e38).backward({.seed = 3e38f});
-    EXPECT_EQ(x.grad().values(), (std::vector<double>{1, 1}));
+    EXPECT_EQ(x.grad().values(), (Numbers{1, 1}));
   });
 }
 
@@ -267,9 +267,9 @@ TEST(SpecialValues, DivisionByANumberIsDivision) {
 TEST(SpecialValues, DigitsNearZeroAndInTheTails) {
   std::unique_ptr<Backend> b = backends().back().make();
   auto check = [&](const char* op, Variable (*f)(const Variable&), double (*exact)(double)) {
-    std::vector<double> at;
+    Numbers at;
     for (double x = 1e-8; x < 5; x *= 1.7) at.push_back(float(x)), at.push_back(-float(x));
-    const std::vector<double> got = f(Variable(Tensor::of(*b, {std::int64_t(at.size())}, at))).value().values();
+    const Numbers got = f(Variable(Tensor::of(*b, {std::int64_t(at.size())}, at))).value().values();
     for (std::size_t i = 0; i < at.size(); i++)
       EXPECT_NEAR(got[i] / exact(at[i]), 1, 3e-6) << op << "(" << at[i] << ")";
   };

@@ -22,18 +22,9 @@ std::vector<std::string> on_ranks(int n, std::size_t chunk_bytes, const Body& bo
   return on_ranks(n, chunk_bytes, {.deadline = 20}, 20, body);
 }
 
-TEST(Staged, SumsAndMaximaOfAnySize) {
-  for (int n : {2, 3, 4})
-    for (std::int64_t count : {1, 3, 7, 1000, 4099})
-      all_well(on_ranks(n, 424, [&](Communicator& c, Twin& twin) { sums_and_maxima(c, twin, count); }));
-}
-
-TEST(Staged, PiecesAndCopiesOfThem) {
-  for (int n : {2, 3, 4}) all_well(on_ranks(n, 40, pieces_and_copies));
-}
-
-TEST(Staged, LongMessagesBothWaysAtOnce) {
-  for (int n : {2, 3}) all_well(on_ranks(n, 16, messages_both_ways));
+TEST(Staged, EveryCollectiveInChunksOfAnySize) {
+  for (std::size_t chunk_bytes : {16, 40, 424})
+    every_collective([=](int n, const Body& body) { return on_ranks(n, chunk_bytes, body); });
 }
 
 TEST(Staged, ManyAreUnderWayAtOnceAndBarriersKeepTheirPlace) {

@@ -5,6 +5,11 @@
 namespace tandem::test {
 namespace {
 
+struct Tables : OnReference {
+  DataFolder dir;
+};
+using Tasks = OnReference;
+
 // As numpy.save writes it: `type` is "<f4" or "<i8".
 template <class T>
 std::string saved(const DataFolder& dir, const std::string& name, const char* type, const std::string& shape,
@@ -14,21 +19,19 @@ std::string saved(const DataFolder& dir, const std::string& name, const char* ty
   return dir.file(name);
 }
 
-TEST(Tables, ArraysAreFeaturesAndTargets) {
-  DataFolder dir;
+TEST_F(Tables, ArraysAreFeaturesAndTargets) {
   const std::string x = saved<float>(dir, "x.npy", "<f4", "(2, 3)", {1, 2, 3, 4, 5, 6});
   const Table numbers = read_table(x, saved<float>(dir, "y.npy", "<f4", "(2,)", {7, 8}));
   EXPECT_EQ(numbers.features.shape(), (Shape{2, 3}));
   EXPECT_EQ(numbers.targets.shape(), (Shape{2, 1}));
-  EXPECT_EQ(numbers.targets.values(), (std::vector<double>{7, 8}));
+  EXPECT_EQ(numbers.targets.values(), (Numbers{7, 8}));
   EXPECT_EQ(numbers.outputs(), 1);
   const Table classes = read_table(x, saved<std::int64_t>(dir, "c.npy", "<i8", "(2,)", {2, 0}));
   EXPECT_EQ(classes.targets.dtype(), DType::i32);
   EXPECT_EQ(classes.outputs(), 3);
 }
 
-TEST(Tables, WhatIsWrongInArraysIsNamed) {
-  DataFolder dir;
+TEST_F(Tables, WhatIsWrongInArraysIsNamed) {
   auto floats = [&](const char* name, const char* shape, const std::vector<float>& values) {
     return saved(dir, name, "<f4", shape, values);
   };
@@ -44,7 +47,7 @@ TEST(Tables, WhatIsWrongInArraysIsNamed) {
 Table numbers_table(std::int64_t rows) {
   Table t{.name = "numbers"};
   t.features = host_tensor({rows, 3}, DType::f32), t.targets = host_tensor({rows, 2}, DType::f32);
-  const std::vector<double> x = numbers("table", rows * 3, -1, 1);
+  const Numbers x = numbers("table", rows * 3, -1, 1);
   for (std::int64_t i = 0; i < rows; i++) {
     for (int c = 0; c < 3; c++) t.features.write<float>()[i * 3 + c] = float(x[i * 3 + c]);
     t.targets.write<float>()[i * 2] = float(2 * x[i * 3] - x[i * 3 + 1]);
@@ -53,7 +56,7 @@ Table numbers_table(std::int64_t rows) {
   return t;
 }
 
-TEST(Tables, SplitAndStandardise) {
+TEST_F(Tables, SplitAndStandardise) {
   const Table all = numbers_table(100);
   auto [rest, held] = split(all, 20, 7);
   EXPECT_EQ(rest.rows(), 80);
@@ -75,13 +78,12 @@ TEST(Tables, SplitAndStandardise) {
   EXPECT_REFUSED(split(all, 100), "numbers", "100 of 100");
 }
 
-TEST(Tables, RanksShareEachBatch) {
-  auto backend = reference_backend(1);
+TEST_F(Tables, RanksShareEachBatch) {
   const Table t = numbers_table(53);
   TableLoader whole(t, {.batch = 16, .seed = 3}, *backend);
   for (std::int64_t i = 0; i < whole.batches_per_epoch(); i++) {
-    const std::vector<double> want = whole.make(1, i).images.values();
-    std::vector<double> got;
+    const Numbers want = whole.make(1, i).images.values();
+    Numbers got;
     for (int r = 0; r < 3; r++) {
       TableLoader part(t, {.batch = 16, .seed = 3}, *backend);
       part.share(r, 3);
@@ -103,7 +105,7 @@ EpochReport fit_table(const Task& task, Strategy& strategy, Ended& run) {
   return report.epochs.back();
 }
 
-TEST(Tasks, RegressionHasALossAndNoAccuracyAndRanksAreOneMachine) {
+TEST_F(Tasks, RegressionHasALossAndNoAccuracyAndRanksAreOneMachine) {
   Strategy one;
   Ended alone;
   const EpochReport e = fit_table(regression(), one, alone);
@@ -115,14 +117,13 @@ TEST(Tasks, RegressionHasALossAndNoAccuracyAndRanksAreOneMachine) {
   EXPECT_LT(furthest(ranks[0].weights, alone.weights), 1e-5);
 }
 
-TEST(Tasks, SeveralLabelsARowIsRightWhenAllAre) {
-  auto backend = reference_backend(1);
+TEST_F(Tasks, SeveralLabelsARowIsRightWhenAllAre) {
   const Tensor outputs = Tensor::of(*backend, {3, 2}, {2, -1, -3, 4, 1, 1}),
                targets = Tensor::of(*backend, {3, 2}, {1, 0, 1, 1, 1, 1});
   Tensor correct = Tensor::zeros(*backend, {1}, DType::i32);
   const double loss = multi_label().evaluation(Variable(outputs), targets, &correct).value().item();
   double want = 0;
-  const std::vector<double> x = outputs.values(), y = targets.values();
+  const Numbers x = outputs.values(), y = targets.values();
   for (std::size_t i = 0; i < 6; i++) want += std::log(1 + std::exp(y[i] > 0 ? -x[i] : x[i])) / 6;
   EXPECT_NEAR(loss, want, 1e-6);
   EXPECT_EQ(correct.item(), 2);
@@ -139,8 +140,7 @@ TEST(Tasks, SeveralLabelsARowIsRightWhenAllAre) {
 }
 
 // What a tester found: none of these said a word, and each did something else than was meant.
-TEST(Tables, NamesAndKindsThatDoNotFitAreRefused) {
-  auto backend = reference_backend(1);
+TEST_F(Tables, NamesAndKindsThatDoNotFitAreRefused) {
   TableLoader labels(numbers_table(12), {.batch = 4}, *backend);
   Plain model(of_a_table);
   FlatParameters flat(model, *backend, 1);
@@ -152,9 +152,8 @@ TEST(Tables, NamesAndKindsThatDoNotFitAreRefused) {
   second.backward(mean(model(labels.make(0, 0).images)));
 }
 
-TEST(Tasks, AreAPartOfTheRunsIdentity) {
+TEST_F(Tasks, AreAPartOfTheRunsIdentity) {
   TemporaryFolder folder;
-  auto backend = reference_backend(1);
   TableLoader train(numbers_table(40), {.batch = 20}, *backend);
   for (const Task& task : {regression(), multi_label()}) {
     Plain model(of_a_table);

@@ -1,12 +1,6 @@
 // The team of threads: who runs what, that parts may wait for each other, and that nobody spins for long.
 #include <sched.h>
 #include <sys/time.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <csignal>
-#include <cstdlib>
-#include <numeric>
 
 #include "autograd/ops.h"
 #include "core/machine.h"

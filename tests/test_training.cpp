@@ -1,7 +1,4 @@
 // What a training run rests on beside the loop itself: optimizers, averages, accumulation, checkpoints, early stop.
-#include <unistd.h>
-
-#include <csignal>
 #include <nlohmann/json.hpp>
 
 #include "core/files/safetensors.h"
@@ -19,28 +16,27 @@ struct Small : Module {
   Variable forward(const Variable& x) override { return fc(drop(flatten(max_pool2d(bn(conv(x)))))); }
 };
 
+using Runs = OnReference;
+
 Dataset pictures(std::int64_t train = 376, std::int64_t held = 100) {
   return synthetic({.side = 8, .channels = 1, .train = train, .test = held, .seed = 3});
 }
 
 // ---- optimizers -----------------------------------------------------------------------------------------------------
 std::unique_ptr<Optimizer> optimizer_of(Attributes a) {
-  if (a["op"] == "lars")
-    return std::make_unique<LARS>(LARSOptions{
-        .learning_rate = a["lr"], .momentum = a["momentum"], .weight_decay = a["weight_decay"], .trust = a["trust"]});
+  const double rate = a["lr"], decay = a["weight_decay"];
+  if (a["op"] == "lars") return std::make_unique<LARS>(LARSOptions{rate, a["momentum"], decay, a["trust"]});
   if (a["op"] == "rmsprop")
-    return std::make_unique<RMSprop>(RMSpropOptions{
-        .learning_rate = a["lr"], .alpha = a["alpha"], .momentum = a["momentum"], .weight_decay = a["weight_decay"]});
+    return std::make_unique<RMSprop>(
+        RMSpropOptions{.learning_rate = rate, .alpha = a["alpha"], .momentum = a["momentum"], .weight_decay = decay});
   if (a["op"] == "adam")
-    return std::make_unique<Adam>(AdamOptions{
-        .learning_rate = a["lr"], .beta1 = a["beta1"], .beta2 = a["beta2"], .weight_decay = a["weight_decay"]});
+    return std::make_unique<Adam>(
+        AdamOptions{.learning_rate = rate, .beta1 = a["beta1"], .beta2 = a["beta2"], .weight_decay = decay});
   if (a["op"] == "adamw")
-    return std::make_unique<AdamW>(AdamWOptions{
-        .learning_rate = a["lr"], .beta1 = a["beta1"], .beta2 = a["beta2"], .weight_decay = a["weight_decay"]});
-  return std::make_unique<SGD>(SGDOptions{.learning_rate = a["lr"],
-                                          .momentum = a["momentum"],
-                                          .nesterov = a["nesterov"] == 1,
-                                          .weight_decay = a["weight_decay"]});
+    return std::make_unique<AdamW>(
+        AdamWOptions{.learning_rate = rate, .beta1 = a["beta1"], .beta2 = a["beta2"], .weight_decay = decay});
+  return std::make_unique<SGD>(SGDOptions{
+      .learning_rate = rate, .momentum = a["momentum"], .nesterov = a["nesterov"] == 1, .weight_decay = decay});
 }
 
 TEST(Optimizers, FollowPyTorchAndTheFormula) {
@@ -69,7 +65,7 @@ TEST(Optimizers, FollowPyTorchAndTheFormula) {
       optimizer->bind(flat);
       Variable x(dumps.at("tiny/x").on(*backend, dtype));
       Tensor labels = dumps.at("tiny/labels").on(*backend, DType::i32);
-      std::vector<double> losses;
+      Numbers losses;
       for (int step = 0; step < int(a["steps"]); step++) {
         flat.zero_gradients();
         Variable loss = cross_entropy(model(x), labels);
@@ -92,17 +88,15 @@ TEST(Optimizers, FollowPyTorchAndTheFormula) {
         if (!sgd) break;
         EXPECT_TRUE(close(buffer, s->tensor.values(), dumps.at(name + "/" + buffer).values, tolerance));
       }
-      std::vector<double> padding = flat.values.values();  // is zero and stays zero
+      Numbers padding = flat.values.values();  // is zero and stays zero
       for (const ParameterRange& s : flat.parameter_ranges())
         std::fill_n(padding.begin() + s.local_begin, s.length, 0.0);
-      EXPECT_EQ(padding, std::vector<double>(padding.size(), 0.0));
+      EXPECT_EQ(padding, Numbers(padding.size(), 0.0));
     }
 }
 
-// Buckets and shards are measured one by one and added up.
-TEST(Loading, LoadersAreWhatTheOptionsSay) {
-  auto backend = reference_backend(1);
-  const Dataset data = synthetic({.side = 8, .channels = 1, .train = 100, .test = 30, .seed = 3});
+TEST_F(Runs, LoadersAreWhatTheOptionsSay) {
+  const Dataset data = pictures(100, 30);
   RunConfig o{.batch = 32};
   Loaders all(data, o, *backend);
   EXPECT_EQ(all.train.pictures().count(), 100);
@@ -129,24 +123,22 @@ TEST(Loading, LoadersAreWhatTheOptionsSay) {
   EXPECT_THROW(Loaders(data, (o.val = 100, o), *backend), UsageError);
 }
 
+// Buckets and shards are measured one by one and added up.
 TEST(Optimizers, LarsMeasuresInRanges) {
   on_backends({DType::f32}, [&](Backend& backend, DType) {
     std::unique_ptr<Module> model = mlp(10, 1, 8);
     FlatParameters flat(*model, backend, 1);
-    const std::vector<double> g = numbers("gradient", flat.parameters());
+    const Numbers g = numbers("gradient", flat.parameters());
     std::int64_t at = 0;
-    std::vector<double> want{0};
+    Numbers want{0};
     for (const ParameterRange& s : flat.parameter_ranges()) {
-      std::vector<double> part(g.begin() + at, g.begin() + at + s.length);
+      Numbers part(g.begin() + at, g.begin() + at + s.length);
       s.leaf->grad.copy_from(Tensor::of(backend, s.shape, part));
       s.leaf->has_grad = true;
       at += s.length;
-      double ww = 0, gg = 0;
-      for (double v : s.leaf->value.values()) ww += v * v;
-      for (double v : part) gg += v * v;
-      want.push_back(ww);
-      want.push_back(gg);
-      want[0] += gg;
+      for (const Numbers& v : {s.leaf->value.values(), part})
+        want.push_back(std::inner_product(v.begin(), v.end(), v.begin(), 0.0));
+      want[0] += want.back();
     }
     LARS lars({});
     lars.bind(flat);
@@ -178,7 +170,6 @@ TEST(Optimizers, OptionsAreCheckedAndChosen) {
   EXPECT_EQ(parsed("--optimizer rmsprop --momentum 0.5").momentum, 0.5);
   EXPECT_REFUSED(RMSprop({.alpha = 1}), "RMSprop", "alpha");
   EXPECT_REFUSED(parsed("--optimizer adagrad"), "--optimizer adagrad", "adamw");
-  EXPECT_REFUSED(parsed("--patience 3"), "--patience", "--val");
   EXPECT_REFUSED(parsed("--mixup 5"), "--mixup 5");
 }
 
@@ -189,7 +180,7 @@ TEST(Averages, FollowTheFormulaAndSwapExactly) {
     FlatParameters flat(model, backend, 1);
     BoundSgd sgd(flat, {.learning_rate = 0.1});
     Ema ema(flat, 0.3);
-    std::vector<double> average = flat.values.values();
+    Numbers average = flat.values.values();
     for (int t = 1; t <= 5; t++) {
       for (const ParameterRange& s : flat.parameter_ranges()) {
         s.leaf->grad.copy_from(Tensor::of(backend, s.shape, numbers(s.name + std::to_string(t), s.shape.numel())));
@@ -198,7 +189,7 @@ TEST(Averages, FollowTheFormulaAndSwapExactly) {
       flat.buffers.fill(t);
       sgd.step();
       ema.update(sgd);
-      const std::vector<double> now = flat.values.values();
+      const Numbers now = flat.values.values();
       const double d = std::min(0.3, (1.0 + t) / (10 + t));
       for (std::size_t i = 0; i < now.size(); i++) average[i] = d * average[i] + (1 - d) * now[i];
     }
@@ -206,7 +197,7 @@ TEST(Averages, FollowTheFormulaAndSwapExactly) {
     EXPECT_GT(ema.buffers.values()[0], 4);
     EXPECT_LT(ema.buffers.values()[0], 5);
 
-    const std::vector<double> raw = flat.values.values(), held = ema.values.values();
+    const Numbers raw = flat.values.values(), held = ema.values.values();
     const std::uint64_t writes = flat.parameter_ranges()[0].writes->now();
     {
       Ema::Shown shown(ema);
@@ -224,8 +215,7 @@ TEST(Averages, FollowTheFormulaAndSwapExactly) {
   });
 }
 
-TEST(Averages, AreWhatFitEvaluatesAndLeaves) {
-  std::unique_ptr<Backend> backend = reference_backend();
+TEST_F(Runs, AveragesAreWhatFitEvaluatesAndLeaves) {
   Dataset data = pictures();
   Loader train(data.train, {.batch = 16, .seed = 1}, *backend),
       test(data.test, {.batch = 50, .shuffle = false}, *backend);
@@ -258,15 +248,14 @@ TEST(Accumulating, IsTheMeanOverAllPicturesOfTheStep) {
     };
     for (double clip : {0.0, 0.5}) {
       double one, three;
-      const std::vector<double> whole = train(24, 1, clip, &one), parts = train(8, 3, clip, &three);
+      const Numbers whole = train(24, 1, clip, &one), parts = train(8, 3, clip, &three);
       EXPECT_TRUE(close(backend.name(), parts, whole, 1e-5));
       EXPECT_NEAR(one, three, 1e-5);
     }
   });
 }
 
-TEST(Accumulating, HooksFireOnceAStepAndABadBatchIsFound) {
-  std::unique_ptr<Backend> backend = reference_backend();
+TEST_F(Runs, HooksFireOnceAnAccumulatedStepAndABadBatchIsFound) {
   Dataset data = pictures(48);
   Loader loader(data.train, {.batch = 8, .prefetch = 0}, *backend);
   Plain model;
@@ -296,8 +285,7 @@ TEST(Accumulating, HooksFireOnceAStepAndABadBatchIsFound) {
 }
 
 // ---- mixup ----------------------------------------------------------------------------------------------------------
-TEST(Mixup, LossIsTheMixtureOfTwoLosses) {
-  std::unique_ptr<Backend> backend = reference_backend();
+TEST_F(Runs, MixupsLossIsTheMixtureOfTwoLosses) {
   Batch batch;
   batch.labels = Tensor::of(*backend, {2}, {1, 0}, DType::i32);
   Variable logits(Tensor::of(*backend, {2, 3}, {1, 2, 3, 0.5, 0, 2}), true);
@@ -321,16 +309,15 @@ struct Recipe {
   BackendKind on = backends()[0];
 };
 
-class Checkpoint : public testing::Test {
- protected:
-  const BackendKind kind = backends()[0];
+struct Checkpoint : testing::Test {
+  const BackendKind kind = backends()[0], one_thread{kind.name, [this](int) { return kind.make_with(1); }};
   TemporaryFolder folder;
   Dataset data = pictures();
   std::function<void(Batch&)> at_evaluation = {};
   std::string last(const std::string& name) { return folder.file(name) + "/last.safetensors"; }
 
   // A run of its own, with everything made anew, as another process would.
-  FitReport run(const Recipe& r, RunConfig options, std::vector<double>* out = nullptr,
+  FitReport run(const Recipe& r, RunConfig options, Numbers* out = nullptr,
                 std::function<void(Batch&)> transform = {}) {
     std::unique_ptr<Backend> backend = r.on.make();
     backend->deterministic(true);
@@ -356,6 +343,13 @@ class Checkpoint : public testing::Test {
     return report;
   }
 
+  // Goes on where the run of these options left its checkpoint.
+  FitReport resume(RunConfig options, std::int64_t stop_after, Numbers* out = nullptr) {
+    options.resume = options.checkpoint;
+    options.stop_after = stop_after;
+    return run({}, options, out);
+  }
+
   // A run that ended early and left its checkpoint in run/; returns what it was asked for.
   RunConfig stopped_after(std::int64_t steps, Settings settings = {}) {
     RunConfig options{.checkpoint = folder.file("run"), .stop_after = steps, .settings = std::move(settings)};
@@ -369,12 +363,11 @@ std::ptrdiff_t files_in(const std::string& folder) {
 }
 
 void expect_same(const EpochReport& a, const EpochReport& b) {
-  EXPECT_EQ(a.epoch, b.epoch);
-  EXPECT_EQ(a.train_loss, b.train_loss) << "epoch " << a.epoch;
-  EXPECT_EQ(a.train_accuracy, b.train_accuracy);
-  EXPECT_EQ(a.learning_rate, b.learning_rate);
-  EXPECT_EQ(*a.validation_loss, *b.validation_loss);
-  EXPECT_EQ(*a.validation_accuracy, *b.validation_accuracy);
+  const auto numbers = [](const EpochReport& e) {
+    return Numbers{double(e.epoch), e.train_loss,       *e.train_accuracy,
+                   e.learning_rate, *e.validation_loss, *e.validation_accuracy};
+  };
+  EXPECT_EQ(numbers(a), numbers(b));
 }
 
 TEST_F(Checkpoint, ResumingGivesTheUninterruptedRunBitForBit) {
@@ -391,7 +384,7 @@ TEST_F(Checkpoint, ResumingGivesTheUninterruptedRunBitForBit) {
       recipe.on = {many.name, [&](int threads) { return many.make_with(alone ? 1 : threads); }};
       const std::string run_folder = folder.file(many.name + name), parts_folder = run_folder + " in parts";
       SCOPED_TRACE(many.name + " " + name);
-      std::vector<double> whole, parts;
+      Numbers whole, parts;
       FitReport one = run(recipe, {.checkpoint = run_folder, .stop_after = 300}, &whole);
       ASSERT_EQ(one.steps, 300);
       ASSERT_TRUE(one.stopped);
@@ -421,7 +414,7 @@ TEST_F(Checkpoint, ResumingGivesTheUninterruptedRunBitForBit) {
 TEST_F(Checkpoint, IsWrittenOnSigtermAndEveryEpoch) {
   const Recipe recipe{.epochs = 2};
   RunConfig options{.checkpoint = folder.file("straight")};
-  std::vector<double> whole, parts;
+  Numbers whole, parts;
   run(recipe, options, &whole);
   EXPECT_TRUE(std::filesystem::exists(last("straight")));
   EXPECT_TRUE(std::filesystem::exists(folder.file("straight") + "/best.safetensors"));
@@ -459,7 +452,6 @@ TEST_F(Checkpoint, NamesWhatDiffers) {
             "--data was not given and is elsewhere\n--ema was 0.9 and is 0.5\n--model was small and is large\n"
             "--seed was 1 and is 2\n");
 
-  const BackendKind one_thread{kind.name, [&](int) { return kind.make_with(1); }};
   options.seed = 1;
   options.settings = {{"--model", "small"}};
   report = run({.on = one_thread}, options);
@@ -474,7 +466,7 @@ TEST_F(Checkpoint, OfAnotherModelOrOptimizerIsRefusedAndChangesNothing) {
   Tiny other;
   FlatParameters flat(other, *backend, 7);
   BoundSgd sgd(flat, {.momentum = 0.9});
-  const std::vector<double> before = flat.values.values();
+  const Numbers before = flat.values.values();
   EXPECT_REFUSED(load_checkpoint(last("run"), {flat, sgd}), last("run"), "another model", "it has no bn1.bias",
                  "--model small");
   EXPECT_REFUSED(load_weights(last("run"), flat), "another model");
@@ -511,7 +503,7 @@ TEST_F(Checkpoint, DamageIsNoticed) {
     std::ofstream(path, std::ios::binary) << bytes;
     return refused([&] { load_checkpoint(path, {flat, sgd}); }, {path});
   };
-  const std::vector<double> before = flat.values.values();
+  const Numbers before = flat.values.values();
   const std::size_t header = 8 + std::size_t(*reinterpret_cast<const std::uint64_t*>(good.data()));
   for (std::size_t cut : {std::size_t{0}, std::size_t{7}, header / 2, header, good.size() / 2, good.size() - 1})
     EXPECT_TRUE(load(good.substr(0, cut))) << cut;
@@ -530,13 +522,11 @@ TEST_F(Checkpoint, DamageIsNoticed) {
 
 // A full disk, as far as a process can have its own: a file may not grow beyond a limit.
 TEST_F(Checkpoint, AFullDiskLeavesTheEarlierOne) {
-  RunConfig options = stopped_after(3);
+  const RunConfig options = stopped_after(3);
   const std::string before = contents(last("run"));
-  options.resume = options.checkpoint;
-  options.stop_after = 5;
   {
     const FileLimit full(before.size() / 2);
-    EXPECT_REFUSED(run({}, options), last("run"), "unchanged");
+    EXPECT_REFUSED(resume(options, 5), last("run"), "unchanged");
   }
   EXPECT_TRUE(contents(last("run")) == before);
   EXPECT_EQ(files_in(folder.file("run")), 1) << "no half-written file is left";
@@ -563,15 +553,11 @@ TEST_F(Checkpoint, MetricsGoOnInTheSameFile) {
   options.resume = options.checkpoint;
   options.stop_after = 0;
   run({.epochs = 2}, options);
-  std::istringstream in(contents(options.metrics));
-  std::vector<std::string> events;
-  nlohmann::json j;
-  for (std::string line; std::getline(in, line);) {
-    j = nlohmann::json::parse(line, nullptr, false);
-    events.push_back(j.is_discarded() ? "?" : j["event"].get<std::string>());
-  }
-  EXPECT_EQ(events, (std::vector<std::string>{"start", "epoch", "end", "?", "resume", "epoch", "end"}));
-  EXPECT_EQ(j["epochs"], 2) << "of the run, not of this process";
+  std::string events;
+  const std::vector<nlohmann::json> lines = lines_of(options.metrics);
+  for (const nlohmann::json& j : lines) events += (j.is_discarded() ? "?" : j["event"].get<std::string>()) + " ";
+  EXPECT_EQ(events, "start epoch end ? resume epoch end ");
+  EXPECT_EQ(lines.back()["epochs"], 2) << "of the run, not of this process";
 }
 
 TEST_F(Checkpoint, MetricsOfAnotherRunAreNotGoneOnWith) {
@@ -581,22 +567,19 @@ TEST_F(Checkpoint, MetricsOfAnotherRunAreNotGoneOnWith) {
   other.stop_after = 2;
   run({}, other);
   const std::string before = contents(other.metrics);
-  options.resume = options.checkpoint;
-  options.stop_after = 31;
   options.metrics = other.metrics;
-  EXPECT_REFUSED(run({}, options), "--metrics " + other.metrics, "another run", "a new one");
+  EXPECT_REFUSED(resume(options, 31), "--metrics " + other.metrics, "another run", "a new one");
   EXPECT_EQ(contents(other.metrics), before);
   options.metrics = folder.file("new.jsonl");  // which the third part then goes on with
-  run({}, options);
-  options.stop_after = 32;
+  resume(options, 31);
   options.seed = 3;  // is said, and is still the run that was begun
-  EXPECT_EQ(run({}, options).steps, 32);
+  EXPECT_EQ(resume(options, 32).steps, 32);
 }
 
 TEST_F(Checkpoint, NothingLeftToDoDoesNothing) {
   RunConfig options = stopped_after(30);
   const std::string before = contents(last("run"));
-  std::vector<double> there, then;
+  Numbers there, then;
   options.resume = options.checkpoint;
   run({}, options, &there);
   for (std::int64_t stop : {29, 30}) {  // 24 are an epoch
@@ -624,12 +607,9 @@ TEST_F(Checkpoint, AFolderBelongsToOneRunAtATime) {
   });
   EXPECT_TRUE(said);
   EXPECT_EQ(files_in(first.checkpoint), 1) << "the lock leaves nothing behind";
-  first.resume = first.checkpoint;
-  first.stop_after = 3;
-  EXPECT_EQ(run({}, first).steps, 3) << "and ends with its run";
+  EXPECT_EQ(resume(first, 3).steps, 3) << "and ends with its run";
 
   std::filesystem::rename(last("run"), first.checkpoint + "/best.safetensors");
-  first.resume = {};
   EXPECT_REFUSED(run({}, first), "another run's best.safetensors");
   std::ofstream(folder.file("file")) << "x";
   first.checkpoint = folder.file("file");
@@ -644,15 +624,13 @@ TEST_F(Checkpoint, TheLastGoodOneStaysWhenAValueIsNotFinite) {
   EXPECT_REFUSED(run({}, options, nullptr, spoil), "step 28 ", last("run") + " holds the run after step 24");
   options.resume = options.checkpoint;
   EXPECT_REFUSED(run({}, options, nullptr, spoil), "step 28 ", last("run") + " is as it was");
-  options.stop_after = 25;
-  EXPECT_EQ(run({}, options).steps, 25);
+  EXPECT_EQ(resume(options, 25).steps, 25);
   EXPECT_REFUSED(run({}, {}, nullptr, spoil), "no checkpoint without --checkpoint");
 }
 
 // A signal that comes while pictures are evaluated does not wait for the next step; the rest is the same bit for bit.
 TEST_F(Checkpoint, ASignalEndsAnEvaluation) {
-  const BackendKind one_thread{kind.name, [&](int) { return kind.make_with(1); }};
-  std::vector<double> whole, parts;
+  Numbers whole, parts;
   const Recipe recipe{.epochs = 2, .on = one_thread};
   RunConfig options{.checkpoint = folder.file("straight")};
   FitReport straight = run(recipe, options, &whole);
@@ -677,15 +655,15 @@ TEST_F(Checkpoint, ASignalEndsAnEvaluation) {
 }
 
 // ---- early stop -----------------------------------------------------------------------------------------------------
-TEST(Patience, StopsWhenValidationNoLongerImproves) {
-  std::unique_ptr<Backend> backend = reference_backend();
+TEST_F(Runs, StopWhenValidationNoLongerImproves) {
   Dataset data = pictures(64, 50);
   Loader train(data.train, {.batch = 16, .seed = 1}, *backend),
       held(data.test, {.batch = 50, .shuffle = false}, *backend);
   Plain model;
   SGD still({.learning_rate = 0});  // nothing changes: the first epoch stays the best
   RunConfig options{.epochs = 10, .progress = false, .patience = 3};
-  FitReport report = fit(model, cross_entropy_loss(), still, *backend, {train, &held}, options);
+  auto fits = [&](SGD& sgd) { return fit(model, cross_entropy_loss(), sgd, *backend, {train, &held}, options); };
+  FitReport report = fits(still);
   EXPECT_EQ(report.epochs.size(), 4u);
   EXPECT_TRUE(report.stopped);
   EXPECT_EQ(report.best_epoch, 1);
@@ -693,20 +671,20 @@ TEST(Patience, StopsWhenValidationNoLongerImproves) {
   // So ended, it stays ended, whether it is asked to be patient again or not; a larger patience goes on.
   TemporaryFolder folder;
   options.checkpoint = folder.file("run");
-  fit(model, cross_entropy_loss(), still, *backend, {train, &held}, options);
+  fits(still);
   const std::string ended = contents(options.checkpoint + "/last.safetensors");
   options.resume = options.checkpoint;
   for (int patience : {3, 2, 0}) {
     options.patience = patience;
-    report = fit(model, cross_entropy_loss(), still, *backend, {train, &held}, options);
+    report = fits(still);
     EXPECT_TRUE(report.stopped && report.epochs.empty()) << patience;
     EXPECT_TRUE(contents(options.checkpoint + "/last.safetensors") == ended);
   }
   options.patience = 5;
-  EXPECT_EQ(fit(model, cross_entropy_loss(), still, *backend, {train, &held}, options).epochs.size(), 2u);
+  EXPECT_EQ(fits(still).epochs.size(), 2u);
   options = {.epochs = 10, .progress = false, .patience = 3};
   SGD learns({.learning_rate = 0.02, .momentum = 0.9});
-  report = fit(model, cross_entropy_loss(), learns, *backend, {train, &held}, options);
+  report = fits(learns);
   for (const EpochReport& e : report.epochs)
     EXPECT_LE(*e.validation_accuracy, *report.epochs[report.best_epoch - 1].validation_accuracy);
   EXPECT_REFUSED(fit(model, cross_entropy_loss(), learns, *backend, {train}, options), "--patience", "--val");

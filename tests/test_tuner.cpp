@@ -1,6 +1,7 @@
 // The tuner: what it predicts of a minibatch that it has not run, what it chooses, and the learning rate that goes with
 // it.
-#include "layers/train/tuner.h"
+#include <nlohmann/json.hpp>
+
 #include "tests/training.h"
 
 namespace tandem::test {
@@ -68,28 +69,22 @@ TEST(Tuner, APlanTakesTheTimeThatWasPredicted) {
   slow.measured = 2 * slow.choice.forecast.seconds;
   EXPECT_GT(slow.per_sample(), slow.predicted_sample());
   EXPECT_EQ(fastest(rows, 8).batch, 8) << "the noise scale's cap";
-  const auto of = [](const MetricFields& line, const char* name) {
-    for (const auto& [field, value] : line)
-      if (field == name)
-        return std::holds_alternative<std::int64_t>(value) ? double(std::get<std::int64_t>(value))
-                                                           : std::get<double>(value);
-    return -1.0;
-  };
   std::map<std::string, int> events;
-  double swapped = 0;
+  std::size_t swapped = 0;
   for (const TunedBatch& row : rows) {
     if (!row.fits()) continue;
     std::size_t event = 0;
-    for (const MetricFields& line : tuner_lines(rows, row, o.means)) {
-      events[std::get<std::string>(line[0].second)] += &row == &best;
-      if (of(line, "rest") < 0) continue;  // not of memory
-      swapped += of(line, "swapped");
-      EXPECT_EQ(of(line, "rest") + of(line, "kept") + of(line, "recomputed") + of(line, "swapped"),
-                double(row.choice.forecast.live[event++]))
-          << "the parts add up";
+    for (const MetricFields& fields : tuner_lines(rows, row, o.means)) {
+      const nlohmann::json line = nlohmann::json::parse(json_object(fields));
+      events[line["event"]] += &row == &best;
+      if (!line.contains("rest")) continue;  // not of memory
+      std::size_t parts = 0;
+      for (const char* part : {"rest", "kept", "recomputed", "swapped"}) parts += line[part].get<std::size_t>();
+      EXPECT_EQ(parts, row.choice.forecast.live[event++]) << "the parts add up";
+      swapped += line["swapped"].get<std::size_t>();
     }
   }
-  EXPECT_GT(swapped, 0);
+  EXPECT_GT(swapped, 0u);
   EXPECT_EQ(events["minibatch"], 4);
   EXPECT_EQ(events["memory"], int(best.record.events.size()));
   EXPECT_TRUE(events["budget"] > 22 && events["budget"] <= 33) << events["budget"];
@@ -134,7 +129,7 @@ TEST(Tuner, NoiseOfTheGradientAndTheLearningRate) {
   Loader loader(data.train, {.batch = 16, .prefetch = 0}, *backend);
   const Task task{[](const Variable& y, const Tensor&, Tensor*) { return mean(y); }};
   const GradientNoise measured = measure_noise(model, task, flat, loader, 32);
-  std::vector<double> sum(64), squares(64);
+  Numbers sum(64), squares(64);
   loader.start(0);
   double count = 0;
   for (Batch b; loader.next(b); count += double(b.size()))

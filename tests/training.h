@@ -31,6 +31,11 @@ struct Plain : Module {
   Variable forward(const Variable& x) override { return fc2(fc1(flatten(x))); }
 };
 
+// A module that only has what others add to it.
+struct Holder : Module {
+  Variable forward(const Variable& x) override { return x; }
+};
+
 // An operation that passes no gradient on.
 struct SilentNode : Node {
   static constexpr auto name = "silent";
@@ -50,29 +55,24 @@ inline Task prepared(Strategy& strategy, Module& model, double smoothing = 0) {
 }
 
 inline RunConfig quiet(int epochs, std::uint64_t seed = 1) {
-  RunConfig o;
-  o.epochs = epochs;
-  o.seed = seed;
-  o.progress = false;
-  return o;
+  return {.epochs = epochs, .seed = seed, .progress = false};
 }
 
-inline std::vector<double> parameter_values(Module& m) {
-  std::vector<double> all;
+inline Numbers parameter_values(Module& m) {
+  Numbers all;
   for (auto& [name, p] : m.parameters())
     for (double v : p->variable.value().values()) all.push_back(v);
   return all;
 }
-inline std::vector<double> buffer_values(Module& m) {
-  std::vector<double> all;
+inline Numbers buffer_values(Module& m) {
+  Numbers all;
   for (auto& [name, s] : m.buffers())
     for (double v : s->tensor.values()) all.push_back(v);
   return all;
 }
-inline std::vector<double> weights_of(Module& m) {  // parameters, then buffers
-  std::vector<double> all = parameter_values(m);
-  const std::vector<double> buffers = buffer_values(m);
-  all.insert(all.end(), buffers.begin(), buffers.end());
+inline Numbers weights_of(Module& m) {  // parameters, then buffers
+  Numbers all = parameter_values(m);
+  for (double v : buffer_values(m)) all.push_back(v);
   return all;
 }
 

@@ -77,18 +77,12 @@ class TwinQueue : public Queue {
 };
 
 struct TwinEvent : Event {
-  std::mutex mutex;
-  TwinQueue* queue = nullptr;
-  std::uint64_t marks = 0, reached = 0;
+  std::atomic<TwinQueue*> queue{nullptr};
+  std::atomic<std::uint64_t> marks{0}, reached{0};  // reached never passes marks, and is read first
   bool done() override {
-    TwinQueue* s;
-    {
-      std::lock_guard lock(mutex);
-      s = queue;
-    }
-    if (s) s->step();
-    std::lock_guard lock(mutex);
-    return reached == marks;
+    if (TwinQueue* q = queue) q->step();
+    const std::uint64_t before = reached;
+    return before == marks;
   }
 };
 
@@ -216,16 +210,11 @@ inline bool TwinQueue::step() { return !twin_.stuck && next(); }
 inline void TwinQueue::mark(Event& event) {
   if (this == &twin_.in_order_ && twin_.recording_) return;
   auto& e = dynamic_cast<TwinEvent&>(event);
-  std::uint64_t mark;
-  {
-    std::lock_guard lock(e.mutex);
-    e.queue = this;
-    mark = ++e.marks;
-  }
+  e.queue = this;
+  const std::uint64_t mark = ++e.marks;
   const bool own = this == &twin_.in_order_ && twin_.behind;
   add([this, &e, mark, own, memory = own ? twin_.copy_of_all() : Twin::Memory()]() mutable {
     if (own) twin_.seen(std::move(memory));
-    std::lock_guard lock(e.mutex);
     e.reached = mark;
     return true;
   });
@@ -257,12 +246,14 @@ struct Clocked : Twin {
   struct Marks : Follower {
     CachingAllocator& memory;
     std::vector<std::int64_t> marks;
+    int open = 0;  // ranges that have begun and not ended
     explicit Marks(CachingAllocator& m) : memory(m) {}
-    void enter(const char*) override {}
-    void leave() override {}
+    virtual std::int64_t time() const { return 1000000 * std::int64_t(memory.statistics().requests); }
+    void enter(const char*) override { open++; }
+    void leave() override { open--; }
     void passed(const char*) override {}
     std::int64_t mark() override {
-      marks.push_back(1000000 * std::int64_t(memory.statistics().requests));
+      marks.push_back(time());
       return std::int64_t(marks.size()) - 1;
     }
     std::vector<std::int64_t> times(const std::function<std::int64_t()>&) override { return std::exchange(marks, {}); }

@@ -6,7 +6,6 @@
 // layers of its kind.
 #include <cstdio>
 #include <cstring>
-#include <ctime>
 #include <map>
 
 #include "core/cpu/convolution.h"
@@ -17,15 +16,8 @@ using namespace tandem::cpu;
 
 namespace {
 
-// With one thread the time that thread was running, which other programs disturb little; else the wall's.
-double now(int threads) {
-  if (threads == 1) {
-    timespec t;
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-    return double(t.tv_sec) * 1e3 + double(t.tv_nsec) / 1e6;
-  }
-  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
+// With one thread the time that it was running, which other programs disturb little; else the wall's.
+double now(int threads) { return 1e3 * (threads == 1 ? cpu_seconds() : seconds_since({})); }
 
 struct Layer {
   const char* model;
@@ -71,18 +63,14 @@ void run(int threads, const char* only) {
       if (l.first && pass == Pass::backward_data) continue;
       Convolution any(heap, threads);
       std::vector<std::unique_ptr<Convolution>> each;
-      std::vector<Algorithm> found = any.applicable<T>(s, pass);
+      const std::vector<Algorithm> found = any.applicable<T>(s, pass);
       for (Algorithm a : found) {
         each.push_back(std::make_unique<Convolution>(heap, threads));
         each.back()->only(a);
       }
       auto call = [&](Convolution& c) {
-        if (pass == Pass::forward)
-          c.forward(s, x.data(), w.data(), {}, y.data());
-        else if (pass == Pass::backward_data)
-          c.backward_data(s, y.data(), w.data(), {}, dx.data(), false);
-        else
-          c.backward_filter(s, x.data(), y.data(), dw.data(), false);
+        c.run<T>({pass, s, (pass == Pass::backward_data ? dx : x).data(),
+                  (pass == Pass::backward_filter ? dw : w).data(), y.data()});
       };
       std::vector<std::vector<double>> times(each.size());
       for (int round = 0; round < 8; round++)

@@ -8,22 +8,10 @@
 #include <map>
 
 #include "layers/train/options.h"
-#include "layers/train/strategy.h"
 #include "tests/bench/pictures.h"
 #include "tests/bench/timing.h"
 
 using namespace tandem;
-
-namespace {
-
-void step_of(TimedModel& t, Strategy& strategy) {
-  const Variable loss = cross_entropy((*t.model)(t.images), t.labels);
-  t.flat.zero_gradients();
-  t.flat.backward(loss, 1.0 / strategy.size());
-  strategy.step(t.sgd, loss);
-}
-
-}  // namespace
 
 int main(int argc, char** argv) {
   return run_program(argc, argv, [&] {
@@ -34,8 +22,6 @@ int main(int argc, char** argv) {
       Strategy nothing;
       auto strategy = strategy_from_environment();
       TimedModel alone(*backend, name, batch), shared(*backend, name, batch, DType::f32, strategy->memory());
-      alone.sgd.bind(alone.flat);
-      shared.sgd.bind(shared.flat);
       strategy->begin(shared.flat, shared.sgd);
       helpers_first();
       auto measured = [&] {
@@ -45,10 +31,7 @@ int main(int argc, char** argv) {
       };
       auto block = [&](TimedModel& t, Strategy& s, int steps) {
         strategy->sum({});  // all ranks begin together
-        return milliseconds([&] {
-                 for (int i = 0; i < steps; i++) step_of(t, s);
-               }) /
-               steps;
+        return milliseconds([&] { t.step(s); }, steps);
       };
       block(alone, nothing, 2);
       const double once = block(shared, *strategy, 3);

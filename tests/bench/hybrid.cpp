@@ -24,14 +24,6 @@ struct Net : Module {
   Variable forward(const Variable& x) override { return classes(body(x)); }
 };
 
-double resident_megabytes() {
-  std::ifstream in("/proc/self/smaps_rollup");
-  std::string line;
-  while (std::getline(in, line))
-    if (line.starts_with("Pss:")) return std::stod(line.substr(4)) * 1024 / 1e6;
-  return 0;
-}
-
 struct StepLoop {
   Net model;
   Task task = classification();
@@ -72,16 +64,15 @@ int main(int argc, char** argv) {
                         std::atoll(argv[a]) / strategy->size());
       auto seconds = [&](int steps) {
         strategy->sum({});  // all ranks begin together
-        return seconds_of([&] {
-          for (int i = 0; i < steps; i++) training.step(*strategy);
-        });
+        return seconds_of([&] { training.step(*strategy); }, steps);
       };
       seconds(1);
       const double slowest = strategy->sum({.loss = seconds(1)}).loss / strategy->size();
       const int steps = std::max(1, int(1 / slowest));
       std::vector<double> blocks;
-      for (int b = 0; b < 7; b++) blocks.push_back(seconds(steps) / steps);
-      const double memory = strategy->sum({.loss = resident_megabytes()}).loss / strategy->size();
+      for (int b = 0; b < 7; b++) blocks.push_back(seconds(steps));
+      const double memory = strategy->sum({.loss = double(of_this_process("Pss:", "/proc/self/smaps_rollup"))}).loss /
+                            1e6 / strategy->size();
       const Measures all = strategy->end();
       // Rank 0 has also sent the first weights.
       const double first =

@@ -10,11 +10,8 @@
 #include <iostream>
 
 #include "autograd/memory_plan.h"
-#include "autograd/ops.h"
-#include "core/backend.h"
-#include "layers/models/models.h"
-#include "layers/optim/optimizer.h"
 #include "layers/train/options.h"
+#include "tests/bench/pictures.h"
 #include "tests/bench/timing.h"
 
 using namespace tandem;
@@ -43,32 +40,19 @@ struct Arguments {
   }
 };
 
-struct Training {
-  Backend& backend;
-  const std::int64_t batch, parts;
-  Model model;
-  FlatParameters flat;
-  SGD sgd{{.learning_rate = 0.01, .momentum = 0.9}};
-  Tensor images, labels;
+struct Training : TimedModel {  // a step in parts of the batch
+  const std::int64_t parts;
   MemoryPlan* plan = nullptr;
 
-  Training(Backend& b, const std::string& name, std::int64_t n, std::int64_t k)
-      : backend(b), batch(n), parts(k), model(make_model(name, 10, 3, 32)), flat(*model, b, 1) {
-    sgd.bind(flat);
-    model->train();
-    std::vector<double> pixels(std::size_t(batch / parts) * 32 * 32 * 3), classes(std::size_t(batch / parts));
-    for (std::size_t i = 0; i < pixels.size(); i++) pixels[i] = double(i * 7919 % 1000) / 500 - 1;
-    for (std::size_t i = 0; i < classes.size(); i++) classes[i] = double(i % 10);
-    images = Tensor::of(backend, {batch / parts, 32, 32, 3}, pixels);
-    labels = Tensor::of(backend, {batch / parts}, classes, DType::i32);
-  }
+  Training(Backend& backend, const Arguments& a)
+      : TimedModel(backend, a.model, a.batch / a.accumulate), parts(a.accumulate) {}
 
   void step() {
     flat.zero_gradients();
     for (std::int64_t k = 0; k < parts; k++) {
       std::optional<MemoryPlan::Step> planned;
       if (plan) planned.emplace(*plan);
-      flat.backward(cross_entropy((*model)(Variable(images)), labels), 1.0 / double(parts), k + 1 == parts);
+      flat.backward(cross_entropy((*model)(images), labels), 1.0 / double(parts), k + 1 == parts);
       if (planned) planned->end();
     }
     sgd.step();
@@ -80,16 +64,14 @@ void answer(const Training& t, double seconds, std::size_t start) {
   const MemoryPlan::Measured& m = plan.measured();
   std::size_t saved = 0;
   for (const SavedRecord& s : plan.record().saved) saved += s.bytes;
-  const MoverRates rates{plan.means().out, plan.means().in};
-  std::printf(
-      "{\"seconds\": %.4f, \"predicted\": %.4f, \"measured\": %.4f, \"predicted_stall\": %.4f, \"stall\": %.4f, "
-      "\"saved\": %zu, "
-      "\"swapped\": %zu, \"recomputed\": %zu, \"on_demand\": %d, \"peak\": %zu, \"resident\": %zu, \"least\": %zu, "
-      "\"out\": %.3g, "
-      "\"in\": %.3g}\n",
-      seconds, plan.choice()->forecast.seconds, m.seconds, plan.choice()->forecast.stall, m.stall, saved, m.swapped,
-      m.recomputed, m.on_demand, m.peak, of_this_process("VmHWM:") - std::min(start, of_this_process("VmHWM:")),
-      smallest_budget(plan.record(), plan.means()), rates.out, rates.in);
+  std::printf(R"({"seconds": %.4f, "predicted": %.4f, "measured": %.4f, "predicted_stall": %.4f, "stall": %.4f, )"
+              R"("saved": %zu, "swapped": %zu, "recomputed": %zu, "on_demand": %d, "peak": %zu, "resident": %zu, )"
+              R"("least": %zu, "out": %.3g, "in": %.3g})"
+              "\n",
+              seconds, plan.choice()->forecast.seconds, m.seconds, plan.choice()->forecast.stall, m.stall, saved,
+              m.swapped, m.recomputed, m.on_demand, m.peak,
+              of_this_process("VmHWM:") - std::min(start, of_this_process("VmHWM:")),
+              smallest_budget(plan.record(), plan.means()), plan.means().out, plan.means().in);
   std::fflush(stdout);
 }
 
@@ -97,7 +79,7 @@ void run(const Arguments& a) {
   const auto backend = cpu_backend(a.threads);
   backend->deterministic(true);
   const std::size_t start = of_this_process("VmRSS:"), budget = a.budget;
-  Training training(*backend, a.model, a.batch, a.accumulate);
+  Training training(*backend, a);
   MemoryPlan plan(*backend, budget ? file_mover(a.scratch) : nullptr,
                   {.budget = budget ? budget : std::size_t{1} << 50, .swap = a.swap});
   training.plan = &plan;

@@ -15,16 +15,11 @@ for --seconds at a time; medians.  Prints a Markdown table, and a JSON line for 
 import argparse
 import ctypes
 import json
-import os
 import statistics
-import subprocess
 import sys
 import time
 
-
-def status(field):
-    with open("/proc/self/status") as lines:
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
+from worker import Worker
 
 
 def peer(blocks, layout, batch, threads):
@@ -35,8 +30,7 @@ def peer(blocks, layout, batch, threads):
     import torch
     from torch.nn.functional import cross_entropy
     from torch.utils.checkpoint import checkpoint
-    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-    from peer import FORMATS, MODELS
+    from peer import FORMATS, MODELS, resident
 
     torch.set_num_threads(threads)
     torch.manual_seed(1)
@@ -60,13 +54,13 @@ def peer(blocks, layout, batch, threads):
         return step
 
     build("resnet20", 2)()  # loads its code
-    start = status("VmRSS:")
+    start = resident("VmRSS")
     step = build("resnet110", batch)
     for _ in range(3):
         step()
 
     def answer(seconds):
-        print(json.dumps({"seconds": seconds, "resident": status("VmHWM:") - start, "torch": torch.__version__}), flush=True)
+        print(json.dumps({"seconds": seconds, "resident": resident("VmHWM") - start, "torch": torch.__version__}), flush=True)
     answer(0)
     for line in sys.stdin:
         began, steps = time.perf_counter(), 0
@@ -76,27 +70,16 @@ def peer(blocks, layout, batch, threads):
         answer((time.perf_counter() - began) / steps)
 
 
-class Way:
+class Way(Worker):
     def __init__(self, name, command):
+        super().__init__(command)
         self.name, self.times, self.said = name, [], []
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.first = self.read()
-
-    def read(self):
-        line = self.process.stdout.readline()
-        if not line:
-            sys.exit(f"{self.name}: the process ended with {self.process.wait()}")
-        return json.loads(line)
+        self.first = json.loads(self.answer())
 
     def run(self, seconds):
-        self.process.stdin.write(f"for {seconds}\n")
-        self.process.stdin.flush()
-        self.said.append(self.read())
+        self.tell(f"for {seconds}")
+        self.said.append(json.loads(self.answer()))
         self.times.append(self.said[-1]["seconds"])
-
-    def end(self):
-        self.process.stdin.close()
-        self.process.wait()
 
     def median(self, key="seconds"):
         return statistics.median(said[key] for said in self.said)

@@ -65,8 +65,7 @@ class Trainer:
 
     def step(self):
         self.optimizer.zero_grad(set_to_none=True)
-        with (torch.autocast("cpu", dtype=torch.bfloat16) if self.autocast
-              else contextlib.nullcontext()):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.autocast):
             loss = F.cross_entropy(self.model(self.x).float(), self.target)
         loss.backward()
         self.optimizer.step()
@@ -96,20 +95,14 @@ class Trainer:
 
 
 def libc():
-    try:
-        library = ctypes.CDLL("libc.so.6")
-        return library if hasattr(library, "mallopt") else None
-    except OSError:
-        return None
+    library = ctypes.CDLL(None)
+    return library if hasattr(library, "mallopt") else None
 
 
 def resident(field):
     """VmRSS (now) or VmHWM (peak) of this process in bytes."""
     with open("/proc/self/status") as status:
-        for line in status:
-            if line.startswith(field + ":"):
-                return int(line.split()[1]) * 1024
-    raise OSError(f"no {field} in /proc/self/status")
+        return next(int(line.split()[1]) * 1024 for line in status if line.startswith(field + ":"))
 
 
 def reset_peak():
@@ -136,14 +129,12 @@ def prepare(model, dtype, batch, only=None):
     if len(tried) > 1:
         for key in tried:
             times[key] = Trainer(model, int(batch), *key).trial()
-        mode, name = min(tried, key=times.get)
-        reset_peak()
-        trainer = Trainer(model, int(batch), mode, name)
+    mode, name = min(tried, key=times.get)
+    reset_peak()
+    trainer = Trainer(model, int(batch), mode, name)
+    if len(tried) > 1:
         trainer.run(1)
     else:
-        mode, name = tried[0]
-        reset_peak()
-        trainer = Trainer(model, int(batch), mode, name)
         times[mode, name] = trainer.trial()
     return trainer, (f"ready {name} {times[mode, 'contiguous']:.3f} "
                      f"{times[mode, 'channels_last']:.3f} {mode}")

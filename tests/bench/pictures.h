@@ -1,15 +1,15 @@
-// A model, and a batch of pictures for it that lies in memory: what a step is timed on.
+// A model, and a batch of pictures for it that lies in memory: what a step is timed on, alone or under a strategy.
 #pragma once
 #include "core/random.h"
 #include "layers/models/models.h"
-#include "layers/optim/optimizer.h"
+#include "layers/train/strategy.h"
 
 namespace tandem {
 
 struct TimedModel {
   Model model;
   FlatParameters flat;
-  SGD sgd{{.learning_rate = 1e-3, .momentum = 0.9}};  // not bound yet
+  SGD sgd{{.learning_rate = 1e-3, .momentum = 0.9}};
   Variable images;
   Tensor labels;
 
@@ -23,6 +23,13 @@ struct TimedModel {
     for (std::size_t i = 0; i < classes.size(); i++) classes[i] = double(i % 10);
     images = Variable(Tensor::of(backend, shape, pixels, dtype));
     labels = Tensor::of(backend, {pictures}, classes, DType::i32);
+    sgd.bind(flat);
+  }
+  void step(Strategy& strategy) {
+    const Variable loss = cross_entropy((*model)(images), labels);
+    flat.zero_gradients();
+    flat.backward(loss, 1.0 / strategy.size());
+    strategy.step(sgd, loss);
   }
   static bool gray(const std::string& name) { return name == "smallcnn" || name == "lenet5"; }
 };

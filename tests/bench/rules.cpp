@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "core/files/files.h"
+#include "core/text.h"
 #include "dist/server/rules.h"
 #include "tests/bench/timing.h"
 
@@ -38,12 +39,11 @@ int main(int argc, char** argv) {
       copy = std::min(copy, seconds_of([&] { std::memcpy(velocity.data(), g.data(), n * sizeof(float)); }));
     }
     const double ours = vectors * n * 4e-9 / best, peer = 2 * n * 4e-9 / copy;
-    char line[200];
-    std::snprintf(line, sizeof line, R"({"bench":"rule/%s","ours":%.4g,"peer":%.4g,"ratio":%.3g,"unit":"GB/s"})",
-                  name.c_str(), ours, peer, ours / peer);
     std::printf("%-10s %2d vectors  %6.2f ms  %6.2f GB/s  copy %6.2f GB/s  ratio %.2f\n", name.c_str(), vectors,
                 best * 1e3, ours, peer, ours / peer);
-    lines += line + std::string("\n");
+    lines += printed(R"({"bench":"rule/%s","ours":%.4g,"peer":%.4g,"ratio":%.3g,"unit":"GB/s"})", name.c_str(), ours,
+                     peer, ours / peer) +
+             "\n";
   }
   if (argc > 2) write_file(argv[2], lines);
 }

@@ -14,37 +14,26 @@ import statistics
 import subprocess
 import sys
 
+from worker import Worker
+
 HERE = os.path.dirname(os.path.abspath(__file__))
 BATCH = 128
 
 
-class Worker:
-    def __init__(self, command, start=None):
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        if start:
-            self.answer(), self.tell(start)
-        self.answer()
-
-    def tell(self, line):
-        self.process.stdin.write(line + "\n")
-        self.process.stdin.flush()
-
-    def answer(self):
-        line = self.process.stdout.readline()
-        if not line or line.startswith("error"):
-            raise RuntimeError(f"{self.process.args[0]}: {line.strip() or 'it ended'}")
-        return line.split()
-
-    def rate(self):
-        name, value = self.answer()[:2]
-        return float(value) if name == "images/s" else BATCH * 1000 / float(value)
+def started(command, start=None):
+    worker = Worker(command)
+    if start:
+        worker.answer(), worker.tell(start)
+    worker.answer()
+    return worker
 
 
 def together(workers, seconds):
     """Mean images/s of programs that run at once."""
     for w in workers:
         w.tell(f"for {seconds}")
-    return statistics.mean([w.rate() for w in workers])
+    answers = [w.answer().split() for w in workers]
+    return statistics.mean([float(v) if name == "images/s" else BATCH * 1000 / float(v) for name, v, *_ in answers])
 
 
 def measure(start, sizes, rounds, seconds):
@@ -54,8 +43,7 @@ def measure(start, sizes, rounds, seconds):
         for n in sizes:
             rates[n].append(together(workers[:n], seconds))
     for w in workers:
-        w.process.stdin.close()
-        w.process.wait()
+        w.end()
     return [statistics.median(rates[n]) for n in sizes]
 
 
@@ -73,10 +61,10 @@ def main():
     has_torch = not args.no_peer and subprocess.run([args.python, "-c", "import torch"], stderr=subprocess.DEVNULL).returncode == 0
     print(f"{'images/s of each':20}" + "".join(f"{n:>9} at once" + " " * 6 for n in sizes))
     for model in args.models.split(","):
-        programs = [("ours", lambda: Worker([args.worker, model]))]
+        programs = [("ours", lambda: started([args.worker, model]))]
         if has_torch:
             peer = [args.python, os.path.join(HERE, "peer.py"), "--threads", str(len(os.sched_getaffinity(0))), "--keep-memory"]
-            programs.append(("PyTorch", lambda: Worker(peer, f"{model} f32 {BATCH} contiguous")))
+            programs.append(("PyTorch", lambda: started(peer, f"{model} f32 {BATCH} contiguous")))
         for name, start in programs:
             rates = measure(start, sizes, args.rounds, args.seconds)
             cells = "".join(f"{r:10.0f} ({r / rates[0]:4.2f})      " for r in rates)

@@ -30,6 +30,7 @@ using namespace tandem;
 namespace {
 
 constexpr std::int64_t batch = 128;
+Strategy alone;
 
 // Arithmetic only, in registers: its time moves with the machine's clock and with what else runs, and with nothing of
 // ours.
@@ -47,24 +48,11 @@ double calibration() {
   return median(times);
 }
 
-// ---- our step -------------------------------------------------------------------------------------------------------
-struct Ours : TimedModel {
-  Ours(Backend& backend, const std::string& name, DType dtype, std::int64_t pictures = batch)
-      : TimedModel(backend, name, pictures, dtype) {
-    sgd.bind(flat);
-  }
-  void step() {
-    Variable loss = cross_entropy((*model)(images), labels);
-    flat.zero_gradients();
-    flat.backward(loss);
-    sgd.step(&loss.value());
-  }
-};
-
 // ---- the floor ------------------------------------------------------------------------------------------------------
 struct Layer {
-  ConvShape conv;      // kh = 0: a linear layer n × c_in → c_out
+  ConvShape conv;
   bool data_gradient;  // the first layer has none
+  bool linear = false;
 };
 struct Work {
   std::vector<Layer> layers{};
@@ -72,29 +60,21 @@ struct Work {
   double parameters = 0;
 };
 
-Work work_of(Ours& ours) {
+Work work_of(TimedModel& ours) {
   Work w{.parameters = double(ours.flat.parameters())};
   NoGrad off;
   Recorder recorder;
   (*ours.model)(ours.images);
   for (const Operation& o : recorder.operations) {
     const Tensor& x = o.inputs[0];
-    const auto attribute = [&](const char* name, std::size_t i) { return std::int64_t(o.attribute(name, i)); };
-    if (o.op == "conv2d")
-      w.layers.push_back({{.n = x.size(0),
-                           .h = x.size(1),
-                           .w = x.size(2),
-                           .c_in = x.size(3),
-                           .c_out = o.output.size(3),
-                           .kh = attribute("window", 0),
-                           .kw = attribute("window", 1),
-                           .stride_h = attribute("stride", 0),
-                           .stride_w = attribute("stride", 1),
-                           .pad_h = attribute("padding", 0),
-                           .pad_w = attribute("padding", 1)},
+    if (o.op == "conv2d") {
+      const auto of = [&](const char* name, std::size_t i) { return std::int64_t(o.attribute(name, i)); };
+      w.layers.push_back({{x.size(0), x.size(1), x.size(2), x.size(3), o.output.size(3), of("window", 0),
+                           of("window", 1), of("stride", 0), of("stride", 1), of("padding", 0), of("padding", 1)},
                           !w.layers.empty()});
+    }
     if (o.op == "linear")
-      w.layers.push_back({{.n = x.size(0), .c_in = x.size(1), .c_out = o.output.size(1), .kh = 0}, true});
+      w.layers.push_back({cpu::OneDnn::linear_shape(x.size(0), o.output.size(1), x.size(1)), true, true});
     // Batch norm with ReLU: x → y forward; x, dy → dx backward. Its residual: read forward; its gradient is written,
     // and read again where the branches join. Pooling over 2×2: x → y, dy → dx.
     if (o.op == "batch_norm") w.touched += (o.inputs.size() > 3 ? 8 : 5) * double(x.numel());
@@ -118,16 +98,15 @@ class Floor {
       : backend_(backend), work_(work), library_(backend.memory(), backend.threads()) {
     for (const Layer& layer : work_.layers) {
       const ConvShape& s = layer.conv;
-      bool linear = s.kh == 0;
-      std::int64_t nw = linear ? s.c_in * s.c_out : s.w_numel();
       Place p{&layer,
-              Tensor::full(backend, {linear ? s.n * s.c_in : s.x_numel()}, 0.5, dtype_of<T>),
-              Tensor::full(backend, {linear ? s.n * s.c_out : s.y_numel()}, 0.5, dtype_of<T>),
-              Tensor::full(backend, {nw}, 0.01),
-              Tensor::full(backend, {nw}, 0),
+              Tensor::full(backend, {s.x_numel()}, 0.5, dtype_of<T>),
+              Tensor::full(backend, {s.y_numel()}, 0.5, dtype_of<T>),
+              Tensor::full(backend, {s.w_numel()}, 0.01),
+              Tensor::full(backend, {s.w_numel()}, 0),
               {}};
-      const auto same = std::find_if(places_.begin(), places_.end(), [&](auto& q) { return q.layer->conv == s; });
-      for (int pass = 0; pass < 3 && !linear; pass++)
+      const auto same =
+          std::find_if(places_.begin(), places_.end(), [&](auto& q) { return !q.layer->linear && q.layer->conv == s; });
+      for (int pass = 0; pass < 3 && !layer.linear; pass++)
         p.convolution[pass] = same == places_.end() ? choose(p, pass) : same->convolution[pass];
       places_.push_back(std::move(p));
     }
@@ -157,14 +136,13 @@ class Floor {
   static constexpr std::int64_t copied = 4 << 20;
 
   void run(Place& p, int pass, cpu::Convolution* c) {
-    const ConvShape& s = p.layer->conv;
     const auto which = cpu::Pass(pass);
     T *x = p.x.write<T>(), *y = p.y.write<T>();
     float* w = (which == cpu::Pass::backward_filter ? p.dw : p.w).write<float>();
-    if (s.kh == 0)
-      library_.linear<T>({which, cpu::OneDnn::linear_shape(s.n, s.c_out, s.c_in), x, w, y});
+    if (p.layer->linear)
+      library_.linear<T>({which, p.layer->conv, x, w, y});
     else
-      c->run<T>({which, s, x, w, y});
+      c->run<T>({which, p.layer->conv, x, w, y});
   }
 
   cpu::Convolution* choose(Place& p, int pass) {
@@ -251,11 +229,6 @@ class Peer {
   std::string hello_;
 };
 
-std::string second_word(const std::string& s) {
-  std::size_t a = s.find(' ') + 1;
-  return s.substr(a, s.find(' ', a) - a);
-}
-
 // Peak resident bytes of a few steps above what the process held before the model existed; in a process of its own.
 double our_memory(const std::string& self, const std::string& name, DType dtype, int threads) {
   std::string command = self + " --memory " + name + " " + name_of(dtype) + " " + std::to_string(threads);
@@ -269,14 +242,14 @@ double our_memory(const std::string& self, const std::string& name, DType dtype,
 void print_memory(const std::string& name, DType dtype, int threads) {
   auto backend = cpu_backend(threads);
   {  // as the peer does: code and tables that any model needs are not counted as the model's
-    Ours tiny(*backend, "lenet5", dtype, 8);
-    tiny.step();
+    TimedModel tiny(*backend, "lenet5", 8, dtype);
+    tiny.step(alone);
   }
   backend->memory().trim();
   const auto before = of_this_process("VmRSS:");
   std::ofstream("/proc/self/clear_refs") << "5";
-  Ours ours(*backend, name, dtype);
-  for (int i = 0; i < 4; i++) ours.step();
+  TimedModel ours(*backend, name, batch, dtype);
+  for (int i = 0; i < 4; i++) ours.step(alone);
   std::printf("%.0f\n", double(of_this_process("VmHWM:")) - double(before));
 }
 
@@ -302,9 +275,9 @@ int in_a_second(double ms) { return std::max(1, int(std::ceil(1000 / std::max(1e
 
 void measure(Row& row, Backend& backend) {
   row.ours_ms.clear(), row.floor_ms.clear();
-  Ours ours(backend, row.name, row.dtype);
-  for (int i = 0; i < 3; i++) ours.step();
-  const int own = in_a_second(milliseconds([&] { ours.step(); }));
+  TimedModel ours(backend, row.name, batch, row.dtype);
+  for (int i = 0; i < 3; i++) ours.step(alone);
+  const int own = in_a_second(milliseconds([&] { ours.step(alone); }));
   std::vector<std::unique_ptr<Peer>> peers;
   std::vector<int> steps;
   for (Contestant& c : row.peers) {
@@ -312,7 +285,7 @@ void measure(Row& row, Backend& backend) {
     peers.push_back(std::make_unique<Peer>(c.python, backend.threads()));
     const std::string ready = peers.back()->ask(row.name + " " + name_of(row.dtype) + " " + std::to_string(batch));
     if (!ready.starts_with("ready")) fail(c.version, " answered: ", ready);
-    c.format = second_word(ready);
+    std::istringstream(ready.substr(std::strlen("ready "))) >> c.format;
     steps.push_back(in_a_second(peers.back()->number("step 1")));
   }
   const std::function<double()> floor = floor_of(backend, work_of(ours), row.dtype);
@@ -321,10 +294,7 @@ void measure(Row& row, Backend& backend) {
   for (int r = 0; r < row.rounds; r++) {
     for (std::size_t i = 0; i < peers.size(); i++)
       row.peers[i].ms.push_back(peers[i]->number("step " + std::to_string(steps[i])));
-    row.ours_ms.push_back(milliseconds([&] {
-                            for (int i = 0; i < own; i++) ours.step();
-                          }) /
-                          own);
+    row.ours_ms.push_back(milliseconds([&] { ours.step(alone); }, own));
     for (int i = 0; i < floors; i++) row.floor_ms.push_back(floor());
     for (Contestant& c : row.peers) c.ratios.push_back(c.ms.back() / row.ours_ms.back());
   }

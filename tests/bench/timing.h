@@ -15,15 +15,16 @@
 
 namespace tandem {
 
+// Of one call, the mean of so many.
 template <class F>
-double seconds_of(const F& f) {
+double seconds_of(const F& f, std::int64_t times = 1) {
   const auto begin = Clock::now();
-  f();
-  return seconds_since(begin);
+  for (std::int64_t i = 0; i < times; i++) f();
+  return seconds_since(begin) / double(times);
 }
 template <class F>
-double milliseconds(const F& f) {
-  return 1e3 * seconds_of(f);
+double milliseconds(const F& f, std::int64_t times = 1) {
+  return 1e3 * seconds_of(f, times);
 }
 
 inline double cpu_seconds() {  // of all threads of this process
@@ -37,9 +38,9 @@ inline double median(std::vector<double> v) {
   return v.empty() ? 0 : v[v.size() / 2];
 }
 
-// A field of /proc/self/status, as "VmRSS:", in bytes.
-inline std::size_t of_this_process(const std::string& field) {
-  std::ifstream in("/proc/self/status");
+// A field of a file in /proc/self, as "VmRSS:", in bytes.
+inline std::size_t of_this_process(const std::string& field, const char* file = "/proc/self/status") {
+  std::ifstream in(file);
   for (std::string word; in >> word;)
     if (std::size_t kib; word == field && in >> kib) return kib * 1024;
   return 0;

@@ -7,7 +7,7 @@
 #include "tests/fuzz/targets.h"
 
 namespace {
-int (*run)(const std::uint8_t*, std::size_t) = nullptr;
+void (*run)(std::span<const std::uint8_t>) = nullptr;
 }
 
 extern "C" int LLVMFuzzerInitialize(int*, char***) {
@@ -26,4 +26,7 @@ extern "C" int LLVMFuzzerInitialize(int*, char***) {
   std::exit(2);
 }
 
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) { return run(data, size); }
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  run({data, size});
+  return 0;
+}

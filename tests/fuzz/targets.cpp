@@ -4,7 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstring>
+#include <sstream>
 
 #include "core/files/safetensors.h"
 #include "datasets/image.h"
@@ -14,27 +14,22 @@
 namespace tandem::test {
 namespace {
 
-const std::string remedy = "get it again";
+using Input = std::span<const std::uint8_t>;
 
-std::unique_ptr<ByteSource> source(const std::uint8_t* data, std::size_t size) {
-  return std::make_unique<ByteSource>("input", remedy, Bytes(data, data + size));
+std::unique_ptr<ByteSource> source(Input input) {
+  return std::make_unique<ByteSource>("input", "get it again", Bytes(input.begin(), input.end()));
 }
 
 template <class Body>
-int take_or_refuse(const Body& body) {
+void take_or_refuse(const Body& body) {
   try {
     body();
   } catch (const UsageError&) {}
-  return 0;
 }
 
 Bytes bytes_of(const std::string& text) { return {text.begin(), text.end()}; }
 
 void append(Bytes& to, const Bytes& more) { to.insert(to.end(), more.begin(), more.end()); }
-
-void big(Bytes& to, std::uint32_t v) {
-  for (int shift = 24; shift >= 0; shift -= 8) to.push_back(std::uint8_t(v >> shift));
-}
 
 // Without this no changed PNG would come further than its checksums.
 Bytes with_checksums(Bytes b) {
@@ -51,6 +46,80 @@ Bytes with_checksums(Bytes b) {
   return b;
 }
 
+// ---- targets --------------------------------------------------------------------------------------------------------
+void fuzz_idx(Input input) {
+  for (int rank : {1, 3}) take_or_refuse([&] { read_idx(*source(input), rank); });
+}
+
+void fuzz_cifar(Input input) {
+  for (const CifarLayout& layout : {CifarLayout{{10}}, CifarLayout{{20, 100}, 1}})
+    take_or_refuse([&] {
+      const std::int64_t n = std::int64_t(std::clamp<std::size_t>(input.size() / 3073, 1, 8));
+      Bytes pixels(std::size_t(n) * 3072);
+      std::vector<std::int32_t> labels(n);
+      read_cifar(*source(input), layout, n, pixels.data(), labels.data());
+    });
+}
+
+void fuzz_npy(Input input) {
+  static const Bytes labels = npy("<i8", "(2,)", {1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}),
+                     images = npy("|u1", "(2, 3, 3)", Bytes(18, 7));
+  auto read = [](Input pictures, Input classes) {
+    check(Dataset::of(npy_pictures("input", *source(pictures), *source(classes))).train);
+  };
+  take_or_refuse([&] { read(input, labels); });
+  take_or_refuse([&] { read(images, input); });
+}
+
+void fuzz_gzip(Input input) {
+  take_or_refuse([&] {
+    ByteSource plain = gunzip(*source(input));
+    read_idx(plain, 1);
+  });
+}
+
+void fuzz_image(Input input) {
+  take_or_refuse([&] { decode_image(*source(input), 1); });
+  take_or_refuse([&] {
+    Image image = decode_image(*source(with_checksums({input.begin(), input.end()})), 3);
+    std::uint8_t square[8 * 8 * 3];
+    fit_square(image, 8, square);
+  });
+}
+
+void fuzz_safetensors(Input input) {
+  const int file = memfd_create("input", 0);
+  if (file < 0 || write(file, input.data(), input.size()) != ssize_t(input.size())) std::abort();
+  take_or_refuse([&] {
+    SafetensorsFile f("/proc/self/fd/" + std::to_string(file));
+    for (const auto& [name, entry] : f.tensors()) take_or_refuse([&, name = name] { f.values(name); });
+  });
+  close(file);
+}
+
+void fuzz_options(Input input) {  // words, one a line
+  std::istringstream lines(std::string(input.begin(), input.end()));
+  std::vector<std::string> words = {"program"};
+  for (std::string word; std::getline(lines, word); words.push_back(word)) {
+    word = word.c_str();  // a command line has no zeros
+    // Help ends the program, and large models are slow to build: no news from either.
+    if (word.starts_with("--help") || (word.size() > 1 && word[0] == '-' && word[1] != '-')) return;
+    if (word.find("resnet1") != std::string::npos || word.find("wrn") != std::string::npos) return;
+  }
+  std::vector<char*> argv;
+  for (std::string& w : words) argv.push_back(w.data());
+  argv.push_back(nullptr);
+  take_or_refuse([&] { parse_options(int(words.size()), argv.data(), "", {.data_set = "mnist"}); });
+}
+
+void fuzz_schedule(Input input) {
+  try {
+    const Schedule s = Schedule::parse({input.begin(), input.end()});
+    for (double step : {0., 1., 5., 99.}) s.factor(step, 100, 10);
+  } catch (const Error&) {  // parse_options makes a UsageError of it
+  }
+}
+
 }  // namespace
 
 std::uint32_t crc32(std::span<const std::uint8_t> bytes) {
@@ -62,91 +131,16 @@ std::uint32_t crc32(std::span<const std::uint8_t> bytes) {
   return ~crc;
 }
 
-// ---- targets --------------------------------------------------------------------------------------------------------
-int fuzz_idx(const std::uint8_t* data, std::size_t size) {
-  for (int rank : {1, 3}) take_or_refuse([&] { read_idx(*source(data, size), rank); });
-  return 0;
-}
-
-int fuzz_cifar(const std::uint8_t* data, std::size_t size) {
-  for (const CifarLayout& layout : {CifarLayout{{10}}, CifarLayout{{20, 100}, 1}})
-    take_or_refuse([&] {
-      const std::int64_t n = std::int64_t(std::clamp<std::size_t>(size / 3073, 1, 8));
-      Bytes pixels(std::size_t(n) * 3072);
-      std::vector<std::int32_t> labels(n);
-      read_cifar(*source(data, size), layout, n, pixels.data(), labels.data());
-    });
-  return 0;
-}
-
-int fuzz_npy(const std::uint8_t* data, std::size_t size) {
-  static const Bytes labels = npy("<i8", "(2,)", {1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}),
-                     images = npy("|u1", "(2, 3, 3)", Bytes(18, 7));
-  take_or_refuse([&] {
-    check(Dataset::of(npy_pictures("input", *source(data, size), *source(labels.data(), labels.size()))).train);
-  });
-  take_or_refuse([&] {
-    check(Dataset::of(npy_pictures("input", *source(images.data(), images.size()), *source(data, size))).train);
-  });
-  return 0;
-}
-
-int fuzz_gzip(const std::uint8_t* data, std::size_t size) {
-  return take_or_refuse([&] {
-    ByteSource plain = gunzip(*source(data, size));
-    read_idx(plain, 1);
-  });
-}
-
-int fuzz_image(const std::uint8_t* data, std::size_t size) {
-  take_or_refuse([&] { decode_image(*source(data, size), 1); });
-  return take_or_refuse([&] {
-    const Bytes repaired = with_checksums({data, data + size});
-    Image image = decode_image(*source(repaired.data(), repaired.size()), 3);
-    std::uint8_t square[8 * 8 * 3];
-    fit_square(image, 8, square);
-  });
-}
-
-int fuzz_safetensors(const std::uint8_t* data, std::size_t size) {
-  const int file = memfd_create("input", 0);
-  if (file < 0 || write(file, data, size) != ssize_t(size)) std::abort();
-  take_or_refuse([&] {
-    SafetensorsFile f("/proc/self/fd/" + std::to_string(file));
-    for (const auto& [name, entry] : f.tensors()) take_or_refuse([&, name = name] { f.values(name); });
-  });
-  close(file);
-  return 0;
-}
-
-int fuzz_options(const std::uint8_t* data, std::size_t size) {
-  std::vector<std::string> words = {"program"};
-  for (const std::uint8_t *at = data, *end = data + size; at < end;) {
-    const std::uint8_t* stop = std::find(at, end, '\n');
-    std::string word(at, stop);
-    word = word.c_str();  // a command line has no zeros
-    // Help ends the program, and large models are slow to build: no news from either.
-    if (word.starts_with("--help") || (word.size() > 1 && word[0] == '-' && word[1] != '-')) return 0;
-    if (word.find("resnet1") != std::string::npos || word.find("wrn") != std::string::npos) return 0;
-    words.push_back(word);
-    at = stop + (stop < end);
-  }
-  std::vector<char*> argv;
-  for (std::string& w : words) argv.push_back(w.data());
-  argv.push_back(nullptr);
-  return take_or_refuse([&] { parse_options(int(words.size()), argv.data(), "", {.data_set = "mnist"}); });
-}
-
-int fuzz_schedule(const std::uint8_t* data, std::size_t size) {
-  try {
-    const Schedule s = Schedule::parse({data, data + size});
-    for (double step : {0., 1., 5., 99.}) s.factor(step, 100, 10);
-  } catch (const Error&) {  // parse_options makes a UsageError of it
-  }
-  return 0;
-}
-
 // ---- seeds ----------------------------------------------------------------------------------------------------------
+Bytes idx(std::uint32_t magic, std::vector<std::uint32_t> sizes, const Bytes& elements) {
+  sizes.insert(sizes.begin(), magic);
+  Bytes b;
+  for (std::uint32_t v : sizes)
+    for (int shift = 24; shift >= 0; shift -= 8) b.push_back(std::uint8_t(v >> shift));
+  append(b, elements);
+  return b;
+}
+
 Bytes npy(const std::string& type, const std::string& shape, const Bytes& numel, int version, const char* fortran) {
   std::string text =
       "{'descr': '" + type + "', 'fortran_order': " + std::string(fortran) + ", 'shape': " + shape + ", }";
@@ -206,11 +200,7 @@ Bytes small_pnm(bool grey) {
 
 const std::vector<FuzzTarget>& fuzz_targets() {
   static const std::vector<FuzzTarget> targets = [] {
-    Bytes pictures, labels, cifar, cifar100;
-    for (std::uint32_t v : {0x803u, 2u, 3u, 4u}) big(pictures, v);
-    pictures.resize(pictures.size() + 24, 200);
-    for (std::uint32_t v : {0x801u, 5u}) big(labels, v);
-    append(labels, {0, 1, 2, 3, 9});
+    Bytes cifar, cifar100;
     for (int i = 0; i < 2; i++) {
       cifar.push_back(std::uint8_t(i));
       cifar.resize(cifar.size() + 3072, std::uint8_t(i * 50));
@@ -218,9 +208,7 @@ const std::vector<FuzzTarget>& fuzz_targets() {
       cifar100.resize(cifar100.size() + 3072, std::uint8_t(i * 50));
     }
     // 40 labels i² mod 10 as gzip -9 compresses them: Huffman codes and repetitions.
-    const Bytes gzip = {0x1f, 0x8b, 0x08, 0x00, 0x00, 0x00, 0x00, 0x00, 0x02, 0x03, 0x63, 0x60, 0xe0, 0x60,
-                        0x64, 0x60, 0x60, 0xd0, 0x60, 0x60, 0x64, 0xe1, 0x64, 0x63, 0x65, 0xe3, 0x64, 0x61,
-                        0xc4, 0xcf, 0x02, 0x00, 0xa7, 0x52, 0xb8, 0xb9, 0x30, 0x00, 0x00, 0x00};
+    const Bytes gzip = from_hex("1f8b08000000000002036360e060646060d0606064e1646365e36461c4cf0200a752b8b930000000");
     auto safetensors = [](std::string header, const Bytes& numel) {
       while (header.size() % 8) header += ' ';
       Bytes b(8);
@@ -230,7 +218,7 @@ const std::vector<FuzzTarget>& fuzz_targets() {
       return b;
     };
     return std::vector<FuzzTarget>{
-        {"idx", fuzz_idx, {pictures, labels}},
+        {"idx", fuzz_idx, {idx(0x803, {2, 3, 4}, Bytes(24, 200)), idx(0x801, {5}, {0, 1, 2, 3, 9})}},
         {"cifar", fuzz_cifar, {cifar, cifar100}},
         {"npy",
          fuzz_npy,

@@ -10,20 +10,11 @@
 
 namespace tandem::test {
 
-int fuzz_idx(const std::uint8_t* data, std::size_t size);
-int fuzz_cifar(const std::uint8_t* data, std::size_t size);
-int fuzz_npy(const std::uint8_t* data, std::size_t size);
-int fuzz_gzip(const std::uint8_t* data, std::size_t size);
-int fuzz_image(const std::uint8_t* data, std::size_t size);
-int fuzz_safetensors(const std::uint8_t* data, std::size_t size);
-int fuzz_options(const std::uint8_t* data, std::size_t size);  // words, one a line
-int fuzz_schedule(const std::uint8_t* data, std::size_t size);
-
 using Bytes = std::vector<std::uint8_t>;
 
 struct FuzzTarget {
   std::string name;
-  int (*run)(const std::uint8_t*, std::size_t);
+  void (*run)(std::span<const std::uint8_t>);
   std::vector<Bytes> seeds;  // small valid inputs
 };
 const std::vector<FuzzTarget>& fuzz_targets();
@@ -31,6 +22,8 @@ const std::vector<FuzzTarget>& fuzz_targets();
 std::uint32_t crc32(std::span<const std::uint8_t> bytes);  // of gzip and PNG
 // Small files in each format of pictures; the JPEG and the grey PNM have one channel.
 Bytes small_jpeg(), cmyk_jpeg(), small_png(), small_bmp(), small_pnm(bool grey);
+// An IDX file: its magic number, the sizes of its axes, what it holds.
+Bytes idx(std::uint32_t magic, std::vector<std::uint32_t> sizes, const Bytes& elements);
 // An .npy file of the given version of the format.
 Bytes npy(const std::string& type, const std::string& shape, const Bytes& numel, int version = 1,
           const char* fortran = "False");

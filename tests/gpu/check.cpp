@@ -7,7 +7,7 @@
 //   memory the losses of training within budgets of memory beside those without; pictures a second at multiples of what
 //   fits
 // --device cpu tries the program itself, with small sizes, where there is no GPU.
-#include <charconv>
+#include <map>
 
 #include "layers/train/options.h"
 #include "tests/gpu/table.h"
@@ -21,35 +21,25 @@ int main(int argc, char** argv) {
     std::string jsonl;
     double seconds = 1e9;
     std::vector<std::string> words;
-    auto number = [&](const std::string& v) {
-      auto [end, error] = std::from_chars(v.data(), v.data() + v.size(), seconds);
-      if (error != std::errc() || end != v.data() + v.size() || !(seconds >= 0))
-        refuse("--seconds ", v, ": expected a number that is not below 0");
-    };
-    parse_command_line(
-        argc, argv, "What only a GPU can tell: ops, touch, train, bench or memory.",
-        {{"--device", "cuda, cuda:1, or cpu to try the program itself", "cuda", [&](auto& v) { o.device = v; }},
-         {"--jsonl", "file for the table as JSON lines", "", [&](auto& v) { jsonl = v; }},
-         {"--seconds", "after which nothing new is begun", "no limit", number}},
-        &words);
-    const std::string stage = words.size() == 1 ? words[0] : "";
-    if (stage != "ops" && stage != "touch" && stage != "train" && stage != "bench" && stage != "memory")
-      refuse("name one stage: ops, touch, train, bench or memory");
+    OptionRows own;
+    own.text("--device", o.device, "cuda, cuda:1, or cpu to try the program itself");
+    own.text("--jsonl", jsonl, "file for the table as JSON lines");
+    own.number("--seconds", seconds, 0, 1e9, "after which nothing new is begun");
+    parse_command_line(argc, argv, "What only a GPU can tell: ops, touch, train, bench or memory.", own.all, &words);
+    using Stage = void (*)(const gpu::Machine&, gpu::Table&);
+    const std::map<std::string, Stage> stages{{"ops", gpu::check_operations},
+                                              {"touch", gpu::touch_operations},
+                                              {"train", gpu::check_training},
+                                              {"bench", gpu::measure_speed},
+                                              {"memory", gpu::check_memory}};
+    const auto stage = stages.find(words.size() == 1 ? words[0] : "");
+    if (stage == stages.end()) refuse("name one stage: ops, touch, train, bench or memory");
     const bool small = o.device == "cpu" || o.device == "reference";
     const gpu::Machine machine{[&] { return make_backend(o); },
                                [&] { return small ? reference_backend(2) : cpu_backend(0); }, small};
     gpu::Table table(jsonl, seconds);
-    if (stage != "touch") table.note(machine.device()->description());
-    if (stage == "ops")
-      gpu::check_operations(machine, table), gpu::check_ranks(machine, table);
-    else if (stage == "touch")
-      gpu::touch_operations(machine);
-    else if (stage == "train")
-      gpu::check_training(machine, table);
-    else if (stage == "bench")
-      gpu::measure_speed(machine, table);
-    else
-      gpu::check_memory(machine, table);
+    if (stage->first != "touch") table.note(machine.device()->description());
+    stage->second(machine, table);
     held = table.status();
   });
   return status ? status : held;

@@ -4,15 +4,13 @@ more than the budget and that does not do, the row says so."""
 import contextlib
 import json
 import re
-import statistics
 import sys
-import time
 
 import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
-from torch_models import MODELS, Block, Bottleneck
+from torch_models import MODELS, Block, Bottleneck, seconds_of
 
 UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
@@ -36,15 +34,7 @@ def rate(model, n, shape, way):
         loss.backward()
         optimizer.step()
 
-    times = []
-    for k in range(5):
-        torch.cuda.synchronize()
-        began = time.perf_counter()
-        step()
-        torch.cuda.synchronize()
-        if k >= 2:
-            times.append(time.perf_counter() - began)
-    return n / statistics.median(times)
+    return n / seconds_of(step, 2, 3)
 
 
 def main():

@@ -3,13 +3,12 @@
 #include <cmath>
 
 #include "core/random.h"
-#include "datasets/loader.h"
+#include "core/text.h"
 #include "datasets/synthetic.h"
-#include "layers/models/models.h"
 #include "layers/train/options.h"
-#include "layers/train/step_graph.h"
 #include "tests/gpu/table.h"
 #include "tests/op_table.h"
+#include "tests/recorded_training.h"
 
 namespace tandem::gpu {
 namespace {
@@ -20,12 +19,10 @@ using Values = std::vector<double>;
 constexpr DType types[] = {DType::f32, DType::bf16, DType::f16};
 
 Values rounded(Values v, DType type) {
-  if (type == DType::bf16)
-    for (double& x : v) x = float(bf16(float(x)));
-  else if (type == DType::f16)
-    for (double& x : v) x = float(f16(float(x)));
-  else
-    for (double& x : v) x = float(x);
+  for (double& x : v) {
+    const float narrow = float(x);
+    x = type == DType::bf16 ? float(bf16(narrow)) : type == DType::f16 ? float(f16(narrow)) : narrow;
+  }
   return v;
 }
 Values absolute(Values v) {
@@ -116,11 +113,9 @@ Values convolved(Backend& backend, const ConvShape& s, int pass, const Operands&
 }
 
 std::string text_of(const ConvShape& s, int pass, DType type) {
-  char text[128];
-  std::snprintf(text, sizeof text, "conv2d %s %s [%d,%d,%d,%d] → %d, %d×%d / %d%s", passes[pass], name_of(type),
-                int(s.n), int(s.h), int(s.w), int(s.c_in), int(s.c_out), int(s.kh), int(s.kw), int(s.stride_h),
-                s.groups > 1 ? ", groups" : "");
-  return text;
+  return printed("conv2d %s %s [%d,%d,%d,%d] → %d, %d×%d / %d%s", passes[pass], name_of(type), int(s.n), int(s.h),
+                 int(s.w), int(s.c_in), int(s.c_out), int(s.kh), int(s.kw), int(s.stride_h),
+                 s.groups > 1 ? ", groups" : "");
 }
 
 struct Product {
@@ -164,9 +159,8 @@ void check_sums(Backend& device, Backend& host, DType type, Table& table) {
     for (bool ta : {false, true})
       for (bool tb : {false, true}) {
         const Values a = rounded(numbers("a", p.m * p.k), type), b = rounded(numbers("b", p.n * p.k), type);
-        char what[96];
-        std::snprintf(what, sizeof what, "gemm %s %s%s [%d,%d]·[%d,%d]", name_of(type), ta ? "T" : "N", tb ? "T" : "N",
-                      int(p.m), int(p.k), int(p.k), int(p.n));
+        const std::string what = printed("gemm %s %s%s [%d,%d]·[%d,%d]", name_of(type), ta ? "T" : "N", tb ? "T" : "N",
+                                         int(p.m), int(p.k), int(p.k), int(p.n));
         table.check(what,
                     worst(multiplied(device, p, ta, tb, a, b, type), multiplied(host, p, ta, tb, a, b, DType::f64),
                           multiplied(host, p, ta, tb, absolute(a), absolute(b), DType::f64), double(p.k), type),
@@ -261,32 +255,12 @@ const std::pair<const char*, Augment> augments[] = {
 // Parameters after `steps`, the last of them replays where the device records.
 Values trained(Backend& backend, DType type, int steps, bool eagerly) {
   const Dataset data = synthetic({.side = 28, .channels = 1, .train = 256, .test = 16});
-  Loader loader(data.train,
-                {.batch = 32, .dtype = type, .augment = {.pad_crop = 2, .flip = true}, .seed = 1, .prefetch = 0},
-                backend);
-  auto model = make_model("smallcnn-bn", 10, 1, 28);
-  FlatParameters flat(*model, backend, 1);
-  SGD sgd({.learning_rate = 0.02, .momentum = 0.9});
-  if (type == DType::f16) sgd.loss_scaling.emplace();
-  sgd.bind(flat, 1);
-  sgd.if_not_finite = IfNotFinite::wait;  // the step is recorded
-  Batch batch;
-  const auto backward = [&] {
-    Variable l = cross_entropy((*model)(Variable(batch.images)), batch.labels);
-    flat.zero_gradients();
-    flat.backward(sgd.scaled(l));
-    sgd.step(&l.value());
-  };
-  StepGraph step(backend, false, {.backward = backward}, "");
-  for (int epoch = 0; steps > 0; epoch++) {
-    loader.start(epoch);
-    for (; steps > 0 && loader.next(batch); steps--) {
-      sgd.sync_hyperparameters();
-      step(batch, eagerly);
-      flat.count_writes(flat.all());
-    }
-  }
-  return flat.values.values();
+  const LoaderOptions options{
+      .batch = 32, .dtype = type, .augment = {.pad_crop = 2, .flip = true}, .seed = 1, .prefetch = 0};
+  Loader loader(data.train, options, backend);
+  test::RecordedTraining training(backend, make_model("smallcnn-bn", 10, 1, 28), 0.02, type);
+  training.steps(steps, loader, eagerly);
+  return training.flat.values.values();
 }
 
 std::size_t differences(const Values& a, const Values& b) {
@@ -328,9 +302,10 @@ void check_operations(const Machine& machine, Table& table) {
       table.check(what + ", replayed and eager: parameters that differ",
                   double(differences(once, trained(*device, type, 12, true))), 0);
   }
+  check_ranks(machine, table);
 }
 
-void touch_operations(const Machine& machine) {
+void touch_operations(const Machine& machine, Table&) {
   auto device = exact(machine.device());
   for (DType type : types) {
     if (!device->supports(type)) continue;

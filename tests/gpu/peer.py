@@ -1,14 +1,12 @@
 """PyTorch's milliseconds for the models of gpu_check: channels_last, bf16 autocast, torch.compile, data on the device.
 Prints one JSON object a line: {"peer": "resnet18 bf16 batch 512", "value": 12.3, "unit": "ms"}."""
 import json
-import statistics
 import sys
-import time
 
 import torch
 import torch.nn.functional as F
 
-from torch_models import MODELS
+from torch_models import MODELS, seconds_of
 
 # Pictures of a step.
 CASES = {"lenet5": 128, "smallcnn": 128, "resnet20": 128, "resnet18": 512, "vgg16": 512, "resnet50": 256}
@@ -35,17 +33,8 @@ def main():
             loss.backward()
             optimizer.step()
 
-        times, n = [], 5 if shape[1] > 100 else 50
-        for _ in range(10):
-            step()
-        for _ in range(7):
-            torch.cuda.synchronize()
-            begin = time.perf_counter()
-            for _ in range(n):
-                step()
-            torch.cuda.synchronize()
-            times.append((time.perf_counter() - begin) / n)
-        row = {"peer": f"{name} bf16 batch {batch}", "value": 1e3 * statistics.median(times), "unit": "ms"}
+        seconds = seconds_of(step, 10, 7, 5 if shape[1] > 100 else 50)
+        row = {"peer": f"{name} bf16 batch {batch}", "value": 1e3 * seconds, "unit": "ms"}
         print(json.dumps(row), flush=True)
 
 

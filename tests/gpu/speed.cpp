@@ -1,37 +1,28 @@
 // How fast: the card's ceilings, kernels beside them, and training steps. tests/gpu/peer.py has PyTorch's.
-#include <algorithm>
-#include <chrono>
 #include <cmath>
 
 #include "layers/export/summary.h"
-#include "layers/models/models.h"
 #include "layers/optim/optimizer.h"
 #include "layers/train/step_graph.h"
+#include "tests/bench/timing.h"
 #include "tests/gpu/table.h"
 
 namespace tandem::gpu {
 namespace {
 
 // Seconds of one call: the median of seven rounds of `times` calls, behind five for warmth.
-double seconds_of(Backend& backend, int times, const std::function<void()>& f) {
+double seconds_of_call(Backend& backend, int times, const std::function<void()>& f) {
   for (int i = 0; i < 5; i++) f();
   std::vector<double> all;
   for (int round = 0; round < 7; round++) {
     backend.synchronize();
-    const auto begin = std::chrono::steady_clock::now();
-    for (int i = 0; i < times; i++) f();
-    backend.synchronize();
-    all.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() / times);
+    all.push_back(seconds_of([&] {
+      for (int i = 0; i < times; i++) f();
+      backend.synchronize();
+    }));
   }
-  std::nth_element(all.begin(), all.begin() + 3, all.end());
-  return all[3];
+  return median(all) / times;
 }
-
-struct Case {
-  const char* model;
-  int side, channels, classes;
-  std::int64_t batch;
-};
 
 }  // namespace
 
@@ -47,10 +38,10 @@ void measure_speed(const Machine& machine, Table& table) {
   double products = 0, copies = 0;
   {
     Tensor a = Tensor::full(gpu, {n, n}, 0.5, type), b = Tensor::full(gpu, {n, n}, 0.5, type), c = Tensor::like(a);
-    products = 2 * std::pow(double(n), 3) / seconds_of(gpu, few, [&] { gpu.gemm(false, true, a, b, c, false); });
+    products = 2 * std::pow(double(n), 3) / seconds_of_call(gpu, few, [&] { gpu.gemm(false, true, a, b, c, false); });
     table.measured("ceiling: matrix product" + bits + " " + std::to_string(n) + "³", products / 1e12, "TFLOP/s");
     Tensor x = Tensor::zeros(gpu, {floats}), y = Tensor::like(x);
-    copies = 2 * double(x.bytes()) / seconds_of(gpu, few, [&] { y.copy_from(x); });
+    copies = 2 * double(x.bytes()) / seconds_of_call(gpu, few, [&] { y.copy_from(x); });
     table.measured("ceiling: a copy, read and written", copies / 1e9, "GB/s");
   }
 
@@ -58,7 +49,7 @@ void measure_speed(const Machine& machine, Table& table) {
   const std::int64_t rows = machine.small ? 1024 : 512 * 1024, channels = 64;
   auto moved = [&](const std::string& what, double bytes, const std::function<void()>& f) {
     if (!table.time_for(what)) return;
-    const double rate = bytes / seconds_of(gpu, many, f);
+    const double rate = bytes / seconds_of_call(gpu, many, f);
     table.measured(what, rate / 1e9, "GB/s", rate / copies, "the copy");
   };
   {
@@ -102,10 +93,10 @@ void measure_speed(const Machine& machine, Table& table) {
                         {"resnet18", 32, 3, 10, 512},
                         {"vgg16", 32, 3, 10, 512},
                         {"resnet50", 224, 3, 1000, 256}}) {
-    const std::string what = std::string(c.model) + bits + " batch " + std::to_string(c.batch);
+    const std::string what = c.text(type);
     if (machine.small && c.side != 28) continue;
     if (!table.time_for(what)) continue;
-    auto model = make_model(c.model, c.classes, c.channels, c.side);
+    auto model = c.make();
     FlatParameters flat(*model, gpu, 1);
     SGD sgd({.learning_rate = 1e-3, .momentum = 0.9});
     sgd.bind(flat, 1);
@@ -124,7 +115,7 @@ void measure_speed(const Machine& machine, Table& table) {
                           sgd.step(&l.value());
                         }},
                    "");
-    const double t = seconds_of(gpu, c.side > 100 ? few : many, [&] {
+    const double t = seconds_of_call(gpu, c.side > 100 ? few : many, [&] {
       sgd.sync_hyperparameters();
       step(batch, false);
     });

@@ -2,7 +2,6 @@
 // time is up, what was not reached gets its line, too: no table ends without saying what it lacks.
 #pragma once
 #include <cerrno>
-#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -12,6 +11,8 @@
 #include <utility>
 
 #include "core/backend.h"
+#include "core/clock.h"
+#include "layers/models/models.h"
 #include "layers/train/metrics.h"
 
 namespace tandem::gpu {
@@ -45,7 +46,7 @@ class Table {
   }
   // False when the time is up; then the line says that `what` was missed.
   bool time_for(const std::string& what) {
-    if (std::chrono::duration<double>(Clock::now() - begin_).count() < seconds_) return true;
+    if (seconds_since(begin_) < seconds_) return true;
     missed_++;
     std::printf("%-72s     MISSED: the time was up\n", what.c_str());
     keep({{"missed", what}});
@@ -59,7 +60,6 @@ class Table {
   int status() const { return failed_ ? 1 : missed_ ? 3 : 0; }
 
  private:
-  using Clock = std::chrono::steady_clock;
   void keep(const MetricFields& fields) {
     std::fflush(stdout);
     if (!file_) return;
@@ -80,9 +80,17 @@ struct Machine {
   std::function<std::unique_ptr<Backend>()> device, host;
   bool small = false;  // a device that is none: sizes that a CPU can bear
 };
+struct Case {  // what is trained, and the budget of memory
+  std::string model;
+  int side, channels, classes;
+  std::int64_t batch;
+  std::size_t budget = 0;
+  Model make() const { return make_model(model, classes, channels, side); }
+  std::string text(DType type) const { return model + " " + name_of(type) + " batch " + std::to_string(batch); }
+};
 void check_operations(const Machine&, Table&);
 void check_ranks(const Machine&, Table&);
-void touch_operations(const Machine&);  // once each, with nothing to compare: for compute-sanitizer
+void touch_operations(const Machine&, Table&);  // once each, with nothing to compare: for compute-sanitizer
 void check_training(const Machine&, Table&);
 void measure_speed(const Machine&, Table&);
 void check_memory(const Machine&, Table&);

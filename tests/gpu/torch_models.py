@@ -1,6 +1,25 @@
 """The models that are measured beside ours, in PyTorch: for tests/gpu/ and tests/bench/."""
+import statistics
+import time
+
+import torch
 import torch.nn.functional as F
 from torch import nn
+
+
+def seconds_of(step, warm, rounds, steps=1):
+    """Of a step on the GPU: the median of so many rounds of so many steps, behind some for warmth."""
+    for _ in range(warm):
+        step()
+    times = []
+    for _ in range(rounds):
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        for _ in range(steps):
+            step()
+        torch.cuda.synchronize()
+        times.append((time.perf_counter() - begin) / steps)
+    return statistics.median(times)
 
 
 def conv_bn(i, o, kernel, stride=1):

@@ -3,12 +3,9 @@
 #include <cmath>
 #include <span>
 
-#include "datasets/loader.h"
 #include "datasets/synthetic.h"
-#include "layers/models/models.h"
-#include "layers/optim/optimizer.h"
-#include "layers/train/step_graph.h"
 #include "tests/gpu/table.h"
+#include "tests/recorded_training.h"
 
 namespace tandem::gpu {
 namespace {
@@ -17,44 +14,14 @@ using Values = std::vector<double>;
 
 // The losses of so many steps. `shuffle` is the seed of the order and the crops; the initial weights are always the
 // same.
-Values losses(Backend& backend, const std::string& name, std::int64_t batch_size, int steps, std::uint64_t shuffle) {
+Values losses(Backend& backend, const Case& c, int steps, std::uint64_t shuffle) {
   backend.deterministic(true);
   backend.exact_convolution(true);
-  const Dataset data = synthetic({.side = 28, .channels = 1, .train = 2048, .test = 16});
-  Loader loader(data.train,
-                {.batch = batch_size,
-                 .augment = {.pad_crop = 4, .flip = true},
-                 .drop_last = true,
-                 .seed = shuffle,
-                 .prefetch = 0},
-                backend);
-  auto model = make_model(name, 10, 1, 28);
-  FlatParameters flat(*model, backend, 1);
-  SGD sgd({.learning_rate = 0.02, .momentum = 0.9});
-  sgd.bind(flat, 1);
-  sgd.if_not_finite = IfNotFinite::wait;  // the step is recorded
-  Batch batch;
-  Tensor last(backend, Shape{});
-  const auto backward = [&] {
-    Variable l = cross_entropy((*model)(Variable(batch.images)), batch.labels);
-    flat.zero_gradients();
-    flat.backward(l);
-    sgd.step(&l.value());
-    last.copy_from(l.value());
-  };
-  StepGraph step(backend, false, {.backward = backward}, "");
-  Values all;
-  for (int epoch = 0; int(all.size()) < steps; epoch++) {
-    sgd.epoch(std::uint32_t(epoch));
-    loader.start(epoch);
-    while (int(all.size()) < steps && loader.next(batch)) {
-      sgd.sync_hyperparameters();
-      step(batch, false);
-      flat.count_writes(flat.all());
-      all.push_back(last.item());
-    }
-  }
-  return all;
+  const Dataset data = synthetic({.side = c.side, .channels = c.channels, .train = 2048, .test = 16});
+  const LoaderOptions options{
+      .batch = c.batch, .augment = {.pad_crop = 4, .flip = true}, .drop_last = true, .seed = shuffle, .prefetch = 0};
+  Loader loader(data.train, options, backend);
+  return test::RecordedTraining(backend, c.make(), 0.02).steps(steps, loader);
 }
 
 // The mean of the `window` values before each multiple of it.
@@ -71,17 +38,14 @@ Values smoothed(const Values& v, int window) {
 }  // namespace
 
 void check_training(const Machine& machine, Table& table) {
-  struct Case {
-    const char* name;
-    std::int64_t batch;
-  };
   const int steps = machine.small ? 40 : 200, window = steps / 4;
-  const Case cases[] = {{"lenet5", machine.small ? 8 : 64}, {"smallcnn-bn", 32}, {"resnet20", 16}};
+  const Case cases[] = {
+      {"lenet5", 28, 1, 10, machine.small ? 8 : 64}, {"smallcnn-bn", 28, 1, 10, 32}, {"resnet20", 28, 1, 10, 16}};
   for (const Case& c : std::span(cases, machine.small ? 1 : 3)) {
-    const std::string what = std::string(c.name) + " f32 batch " + std::to_string(c.batch);
+    const std::string what = c.text(DType::f32);
     if (!table.time_for(what)) continue;
     auto device = machine.device(), again = machine.device(), host = machine.host();
-    const Values got = losses(*device, c.name, c.batch, steps, 1), want = losses(*host, c.name, c.batch, steps, 1);
+    const Values got = losses(*device, c, steps, 1), want = losses(*host, c, steps, 1);
     // Two correct backends drift apart, too, and deep networks fast: twice as far as the reference backend from the
     // host is allowed.
     auto apart = [](const Values& a, const Values& b) {
@@ -91,8 +55,8 @@ void check_training(const Machine& machine, Table& table) {
     };
     auto reference = reference_backend(0);
     table.check(what + ": losses of steps 1–20, device − host", apart(got, want),
-                std::max(1e-4, 2 * apart(losses(*reference, c.name, c.batch, 20, 1), want)));
-    const Values twice = losses(*again, c.name, c.batch, steps, 1);
+                std::max(1e-4, 2 * apart(losses(*reference, c, 20, 1), want)));
+    const Values twice = losses(*again, c, steps, 1);
     table.check(what + ": losses that differ in a second run, deterministic", double(got != twice), 0);
 
     // The host's own spread: the same weights, other orders and crops. A quarter of its width beyond it is allowed: of
@@ -100,7 +64,7 @@ void check_training(const Machine& machine, Table& table) {
     if (!table.time_for(what + ": the host's spread")) continue;
     Values low = smoothed(want, window), high = low;
     for (std::uint64_t shuffle : {2, 3, 4}) {
-      const Values other = smoothed(losses(*host, c.name, c.batch, steps, shuffle), window);
+      const Values other = smoothed(losses(*host, c, steps, shuffle), window);
       for (std::size_t i = 0; i < low.size(); i++)
         low[i] = std::min(low[i], other[i]), high[i] = std::max(high[i], other[i]);
     }
@@ -114,7 +78,7 @@ void check_training(const Machine& machine, Table& table) {
     }
     const std::string means = what + ": " + std::to_string(steps) + " steps, means of " + std::to_string(window);
     table.measured(means + ", inside the host's spread", inside,
-                   ("of " + std::to_string(at.size()) + ", not judged").c_str());
+                   ("of " + std::to_string(at.size()) + ", not compared").c_str());
     table.check(means + ", beyond it (a quarter is allowed)", beyond, 0.25, "of its width");
   }
 }

@@ -106,7 +106,9 @@ class File:
 
 
 def seed(case):
+    """What is drawn from here on belongs to this case, which it returns."""
     torch.manual_seed(zlib.crc32(case.encode()))
+    return case
 
 
 def nchw(x):
@@ -137,15 +139,12 @@ def record(case, attributes, function, constants=None, **inputs):
 
 
 def conv2d(case, x, w, bias=False, stride=1, padding=0, dilation=1, groups=1):
-    case = "conv2d_" + case
-    seed(case)
+    case = seed("conv2d_" + case)
     inputs = {"x": torch.randn(x), "w": torch.randn(w) / math.sqrt(w[1] * w[2] * w[3])}
     if bias:
         inputs["b"] = torch.randn(w[0])
-    record(case, dict(op="conv2d", stride=stride, padding=padding, dilation=dilation,
-                      groups=groups),
-           lambda x, w, b=None: nhwc(F.conv2d(nchw(x), nchw(w), b, stride, padding, dilation,
-                                              groups)), **inputs)
+    record(case, dict(op="conv2d", stride=stride, padding=padding, dilation=dilation, groups=groups),
+           lambda x, w, b=None: nhwc(F.conv2d(nchw(x), nchw(w), b, stride, padding, dilation, groups)), **inputs)
 
 
 conv2d("plain", (2, 9, 7, 16), (32, 3, 3, 16), padding=1)
@@ -164,9 +163,7 @@ conv2d("1x5", (2, 6, 7, 4), (5, 1, 5, 4), padding=[0, 2])
 
 
 def pool(op, case, function, kernel, stride, padding):
-    case = f"{op}_{case}"
-    seed(case)
-    record(case, dict(op=op, kernel=kernel, stride=stride, padding=padding),
+    record(seed(f"{op}_{case}"), dict(op=op, kernel=kernel, stride=stride, padding=padding),
            lambda x: nhwc(function(nchw(x), kernel, stride, padding)), x=torch.randn(2, 8, 9, 5))
 
 
@@ -178,14 +175,11 @@ for op, function in (("max_pool2d", F.max_pool2d), ("avg_pool2d", avg_pool2d)):
     pool(op, "2_2", function, 2, 2, 0)
     pool(op, "3_2_pad1", function, 3, 2, 1)
 
-seed("global_avg_pool")
-record("global_avg_pool", dict(op="global_avg_pool"), lambda x: x.mean((1, 2)),
-       x=torch.randn(3, 5, 4, 20))
+record(seed("global_avg_pool"), dict(op="global_avg_pool"), lambda x: x.mean((1, 2)), x=torch.randn(3, 5, 4, 20))
 
 
 def batch_norm(case, training, residual=False, relu=False):
-    case = "batch_norm_" + case
-    seed(case)
+    case = seed("batch_norm_" + case)
     shape, eps, momentum = (4, 5, 3, 10), 1e-5, 0.1
     channels = shape[-1]
     inputs = dict(x=2 * torch.randn(shape) + torch.randn(channels),
@@ -200,8 +194,8 @@ def batch_norm(case, training, residual=False, relu=False):
         y = y if residual is None else y + residual
         return F.relu(y) if relu else y
 
-    record(case, dict(op="batch_norm", training=int(training), eps=eps, momentum=momentum,
-                      relu=int(relu)), function, constants, **inputs)
+    record(case, dict(op="batch_norm", training=int(training), eps=eps, momentum=momentum, relu=int(relu)),
+           function, constants, **inputs)
     if training:  # PyTorch has updated them in place
         ops.add(case, running_mean_after=mean.float(), running_var_after=var.float())
 
@@ -223,28 +217,17 @@ for case, shape, axes in (("layer_norm", (7, 19), 1), ("layer_norm_tokens", (2, 
                           ("layer_norm_pictures", (3, 4, 2, 5), 3)):
     seed(case)
     last = shape[-axes:]
-    record(case, dict(op="layer_norm", eps=1e-5),
-           lambda x, weight, bias: F.layer_norm(x, last, weight, bias, 1e-5),
+    record(case, dict(op="layer_norm", eps=1e-5), lambda x, weight, bias: F.layer_norm(x, last, weight, bias, 1e-5),
            x=2 * torch.randn(shape) + 1, weight=torch.rand(last) + 0.5, bias=torch.randn(last))
 
-seed("linear")
-record("linear", dict(op="linear"), F.linear,
-       x=torch.randn(5, 19), w=torch.randn(7, 19), b=torch.randn(7))
-seed("matmul_2d")
-record("matmul_2d", dict(op="matmul"), torch.matmul,
-       a=torch.randn(5, 17), b=torch.randn(17, 6))
-seed("matmul_batched")
-record("matmul_batched", dict(op="matmul"), torch.matmul,
-       a=torch.randn(3, 4, 7), b=torch.randn(3, 7, 5))
-seed("matmul_broadcast")
-record("matmul_broadcast", dict(op="matmul"), torch.matmul,
-       a=torch.randn(2, 1, 3, 4), b=torch.randn(3, 4, 5))
+record(seed("linear"), dict(op="linear"), F.linear, x=torch.randn(5, 19), w=torch.randn(7, 19), b=torch.randn(7))
+for case, a, b in (("2d", (5, 17), (17, 6)), ("batched", (3, 4, 7), (3, 7, 5)), ("broadcast", (2, 1, 3, 4), (3, 4, 5))):
+    record(seed("matmul_" + case), dict(op="matmul"), torch.matmul, a=torch.randn(a), b=torch.randn(b))
 
 for op, function in (("softmax", F.softmax), ("log_softmax", F.log_softmax)):
     for axis in (1, 0):
-        case = op + ("" if axis else "_0")
-        seed(case)
-        record(case, dict(op=op, axis=axis), lambda x: function(x, axis), x=4 * torch.randn(6, 11))
+        record(seed(op + ("" if axis else "_0")), dict(op=op, axis=axis), lambda x: function(x, axis),
+               x=4 * torch.randn(6, 11))
 for op, function in (("mse_loss", F.mse_loss), ("l1_loss", F.l1_loss),
                      ("huber_loss", lambda x, t: F.huber_loss(x, t, delta=0.7)),
                      ("bce_with_logits", F.binary_cross_entropy_with_logits)):
@@ -268,12 +251,10 @@ for case, largest in (("topk", True), ("topk_smallest", False)):
     x = torch.randn(4, 9, 2)
     record(case, dict(op="topk", k=3, axis=1, largest=int(largest)), lambda x: x.topk(3, 1, largest).values,
            dict(places=x.topk(3, 1, largest).indices.int()), x=x)
-seed("stack")
-record("stack", dict(op="stack", axis=1), lambda x0, x1: torch.stack((x0, x1), 1),
+record(seed("stack"), dict(op="stack", axis=1), lambda x0, x1: torch.stack((x0, x1), 1),
        x0=torch.randn(3, 4), x1=torch.randn(3, 4))
 for smoothing in (0.0, 0.1):
-    case = "cross_entropy" + ("_smoothing" if smoothing else "")
-    seed(case)
+    case = seed("cross_entropy" + ("_smoothing" if smoothing else ""))
     labels = torch.randint(11, (6,))
     record(case, dict(op="cross_entropy", label_smoothing=smoothing),
            lambda x: F.cross_entropy(x, labels, label_smoothing=smoothing),
@@ -301,8 +282,7 @@ SHAPES = {"same": ((2, 3, 4), (2, 3, 4)), "3x1": ((2, 3, 4), (3, 1)), "4": ((2, 
           "1": ((2, 3, 4), (1,)), "outer": ((3, 1), (2, 1, 4))}
 for op, function in BINARY.items():
     for name, (shape_a, shape_b) in SHAPES.items():
-        case = f"{op}_{name}"
-        seed(case)
+        case = seed(f"{op}_{name}")
         a, b = torch.randn(shape_a), torch.randn(shape_b)
         if op == "div":  # keep the divisor away from zero
             b = b + 0.5 * b.sign()
@@ -313,27 +293,21 @@ for op, function in BINARY.items():
 for op, function in (("sum", torch.sum), ("mean", torch.mean), ("max", torch.amax)):
     for axes in ([0], [1], [2], [0, 2], [1, 2], [0, 1, 2]):
         for keepdim in (0, 1):
-            case = f"{op}_{''.join(map(str, axes))}" + ("_keepdim" if keepdim else "")
-            seed(case)
-            record(case, dict(op=op, axes=axes, keepdim=keepdim),
-                   lambda x: function(x, dim=axes, keepdim=bool(keepdim)),
+            record(seed(f"{op}_{''.join(map(str, axes))}" + ("_keepdim" if keepdim else "")),
+                   dict(op=op, axes=axes, keepdim=keepdim), lambda x: function(x, dim=axes, keepdim=bool(keepdim)),
                    x=torch.randn(3, 5, 7))
 
 for axes in ([1, 0], [0, 2, 1], [2, 0, 1], [0, 3, 1, 2]):
-    case = "permute_" + "".join(map(str, axes))
-    seed(case)
-    record(case, dict(op="permute", axes=axes), lambda x: x.permute(axes),
+    record(seed("permute_" + "".join(map(str, axes))), dict(op="permute", axes=axes), lambda x: x.permute(axes),
            x=torch.randn((2, 3, 4, 5)[:len(axes)]))
 
 for case, step in (("slice", [1, 1, 1]), ("slice_step", [1, 2, 3])):
     start, stop = [1, 0, 2], [3, 5, 6]
-    seed(case)
-    record(case, dict(op="slice", start=start, stop=stop, step=step),
+    record(seed(case), dict(op="slice", start=start, stop=stop, step=step),
            lambda x: x[tuple(map(slice, start, stop, step))], x=torch.randn(4, 5, 6))
 
 for axis in (0, 1, 2):
-    case = f"concat_{axis}"
-    seed(case)
+    case = seed(f"concat_{axis}")
     shapes = [[2, 3, 4] for _ in range(3)]
     for i, shape in enumerate(shapes):
         shape[axis] = i + 1
@@ -343,8 +317,7 @@ for axis in (0, 1, 2):
 for case, value in (("pad_zero", 0.0), ("pad_value", 0.5)):
     before, after = [0, 1, 2], [1, 0, 3]
     amounts = [n for pair in zip(before[::-1], after[::-1]) for n in pair]  # last axis first
-    seed(case)
-    record(case, dict(op="pad", before=before, after=after, value=value),
+    record(seed(case), dict(op="pad", before=before, after=after, value=value),
            lambda x: F.pad(x, amounts, value=value), x=torch.randn(2, 3, 4))
 
 
@@ -399,8 +372,7 @@ def train_tiny(case, attributes, update, state_of):
         update(state, p)
         losses.append(loss.item())
     training.metadata[case] = json.dumps(attributes)
-    training.add(case, losses=np.float32(losses),
-                 **{name: v.float() for name, v in {**p, **s}.items()})
+    training.add(case, losses=np.float32(losses), **{name: v.float() for name, v in {**p, **s}.items()})
 
 
 def optimized(case, op, optimizer, weight_decay, spared=(), steps=12, attributes=None, **options):
@@ -443,8 +415,7 @@ def lars(state, p, lr=2.0, momentum=0.9, weight_decay=0.01, trust=0.02):
             w -= state[name]
 
 
-train_tiny("tiny_lars", dict(op="lars", lr=2.0, momentum=0.9, weight_decay=0.01, trust=0.02, vectors=0.005,
-                             steps=12),
+train_tiny("tiny_lars", dict(op="lars", lr=2.0, momentum=0.9, weight_decay=0.01, trust=0.02, vectors=0.005, steps=12),
            lars, lambda p: {name: torch.zeros_like(w) for name, w in p.items()})
 
 
@@ -466,17 +437,13 @@ def warmup_cosine(step, warmup=5, total=100):
     return 0.5 * (1 + math.cos(math.pi * (step - warmup) / (total - warmup)))
 
 
-rates("lr_step", dict(step_size=30, gamma=0.1),
-      lambda o: lr_scheduler.StepLR(o, 30, 0.1), 0.1)
+rates("lr_step", dict(step_size=30, gamma=0.1), lambda o: lr_scheduler.StepLR(o, 30, 0.1), 0.1)
 rates("lr_multistep", dict(milestones=[30, 60, 80], gamma=0.2),
       lambda o: lr_scheduler.MultiStepLR(o, [30, 60, 80], 0.2), 0.1)
-rates("lr_cosine", dict(total=100, min_lr=0.0),
-      lambda o: lr_scheduler.CosineAnnealingLR(o, 100), 0.1)
-rates("lr_one_cycle", dict(max_lr=0.4, total=100, pct_start=0.3, div_factor=25.0,
-                           final_div_factor=1e4),
-      lambda o: lr_scheduler.OneCycleLR(o, 0.4, 100, pct_start=0.3, anneal_strategy="cos",
-                                        div_factor=25.0, final_div_factor=1e4,
-                                        cycle_momentum=False), 0.4)
+rates("lr_cosine", dict(total=100, min_lr=0.0), lambda o: lr_scheduler.CosineAnnealingLR(o, 100), 0.1)
+rates("lr_one_cycle", dict(max_lr=0.4, total=100, pct_start=0.3, div_factor=25.0, final_div_factor=1e4),
+      lambda o: lr_scheduler.OneCycleLR(o, 0.4, 100, pct_start=0.3, anneal_strategy="cos", div_factor=25.0,
+                                        final_div_factor=1e4, cycle_momentum=False), 0.4)
 rates("lr_warmup_cosine",
       dict(warmup=5, total=100,
            formula="step < warmup ? base_lr * (step + 1) / warmup : base_lr / 2 * "
@@ -525,8 +492,7 @@ def planted(shape):
 
 def layer(case, op, function, shape, **inputs):
     seed("special_" + case)
-    record(case, dict(op=op), function, x=planted(shape),
-           **{name: torch.randn(s) for name, s in inputs.items()})
+    record(case, dict(op=op), function, x=planted(shape), **{name: torch.randn(s) for name, s in inputs.items()})
 
 
 def normalised(x, weight, bias, training):
