@@ -10,38 +10,29 @@ train="$build/fashion_mnist --data $pictures --model mlp --val 5000 --epochs 1 -
 small="$build/fashion_mnist --data $pictures --model mlp --val 5000 --epochs 1 --stop-after 1"
 run="$build/tandem-run -n 2"
 
-# advice TEXT COMMAND… -- COMMAND…: the first is refused with that text, the second is not; there {} is what stands behind the text.
-advice() {
-  text=$1 bad=
-  shift
+# pair STATUS TEXT COMMAND… -- COMMAND…: the first ends with that status and says the text, the second ends well; there {} is what stands
+# behind the text. The second is in $good.
+pair() {
+  first=$1 text=$2 bad=
+  shift 2
   while [ "$1" != -- ]; do
     bad="$bad $1"
     shift
   done
   shift
   # shellcheck disable=SC2086
-  says 2 "$text" $bad
+  says "$first" "$text" $bad
   named=$(sed -n "s|.*$text *\([^ ,;)]*\).*|\1|p" "$there/out" | head -n 1)
   good=$(echo "$*" | sed "s|{}|$named|g")
   # shellcheck disable=SC2086
   says 0 '' $good
 }
+# advice TEXT COMMAND… -- COMMAND…: the first is refused with that text, the second is not.
+advice() { pair 2 "$@"; }
 # warned TEXT COMMAND… -- COMMAND…: the first warns, the second no more.
 warned() {
-  warning=$1 before=
-  shift
-  while [ "$1" != -- ]; do
-    before="$before $1"
-    shift
-  done
-  shift
-  # shellcheck disable=SC2086
-  says 0 "$warning" $before
-  named=$(sed -n "s|.*$warning *\([^ ,;)]*\).*|\1|p" "$there/out" | head -n 1)
-  good=$(echo "$*" | sed "s|{}|$named|g")
-  # shellcheck disable=SC2086
-  says 0 '' $good
-  ! grep -qF -- "$warning" "$there/out" || complain "$good: still warns '$warning'"
+  pair 0 "$@"
+  ! grep -qF -- "$1" "$there/out" || complain "$good: still warns '$1'"
 }
 pictures() {  # FOLDER SIDE NUMBER: black ones and grey ones, of an own class each
   for class in black grey; do
@@ -57,43 +48,39 @@ pictures() {  # FOLDER SIDE NUMBER: black ones and grey ones, of an own class ea
 # ---- options of every training program -------------------------------------------------------------------------------
 advice 'add --memory-budget, say --memory-budget' $train --swap recompute -- $train --swap recompute --memory-budget {}
 advice 'the smallest that would do is' $train --memory-budget 100K -- $train --memory-budget {}
-advice 'add --val, say --val' $build/fashion_mnist --data $pictures --model mlp --epochs 1 --patience 2 -- \
-  $build/fashion_mnist --data $pictures --model mlp --epochs 1 --patience 2 --val {}
+plain="$build/fashion_mnist --data $pictures --model mlp --epochs 1"
+advice 'add --val, say --val' $plain --patience 2 -- $plain --patience 2 --val {}
 advice 'add --metrics' $train --log-every 5 -- $train --log-every 5 --metrics "$there/advised.jsonl"
 advice 'name a checkpoint with' $train --evaluate -- $train --checkpoint "$there/saved"
 says 0 'test accuracy' $train --evaluate --resume "$there/saved"
 says 2 'was saved with --optimizer sgd' $train --optimizer adam --resume "$there/saved"
 says 0 'nothing is left to do' $train --optimizer sgd --resume "$there/saved"
-advice 'a minibatch of 8 needs --memory-budget' $build/tune --data synthetic --data-set fashion-mnist --model mlp --threads 1 --memory-budget 1M \
-  --batches 8 -- $build/tune --data synthetic --data-set fashion-mnist --model mlp --threads 1 --memory-budget {} --batches 8
-advice 'say --optimizer' $build/tune --data synthetic --data-set fashion-mnist --model mlp --threads 1 --memory-budget 100M --batches 32 \
-  --rate-rule lars -- $build/tune --data synthetic --data-set fashion-mnist --model mlp --threads 1 --memory-budget 100M --batches 32 \
-  --rate-rule lars --optimizer {} --lr 1
-advice 'Say --memory-budget' $build/tune --data synthetic --data-set fashion-mnist --model mlp --on h200 --batches 32 -- \
-  $build/tune --data synthetic --data-set fashion-mnist --model mlp --on h200 --batches 32 --memory-budget {}
+tune="$build/tune --data synthetic --data-set fashion-mnist --model mlp"
+within="$tune --threads 1 --memory-budget"
+advice 'a minibatch of 8 needs --memory-budget' $within 1M --batches 8 -- $within {} --batches 8
+advice 'say --optimizer' $within 100M --batches 32 --rate-rule lars -- $within 100M --batches 32 --rate-rule lars --optimizer {} --lr 1
+advice 'Say --memory-budget' $tune --on h200 --batches 32 -- $tune --on h200 --batches 32 --memory-budget {}
 # The tuner's last line is a command.
-says 0 '' $build/tune --data synthetic --data-set fashion-mnist --model mlp --threads 1 --memory-budget 100M --batches 500
+says 0 '' $within 100M --batches 500
 command=$(sed -n "s|.*\(build/train .*\)|\1|p" "$there/out" | head -n 1)
 [ "$command" ] || complain "tune names no command: $(cat "$there/out")"
 says 0 'test accuracy' $build/${command#build/} --epochs 1
 warned 'batches, so each epoch makes one smaller step' $train --accumulate 200 -- $train --accumulate 20
-says 0 'batch norm has only 8 pictures' $run "$build/fashion_mnist" --data $pictures --model smallcnn-bn --epochs 1 --batch 16 --stop-after 2
-warned 'batch norm has only' $run "$build/fashion_mnist" --data $pictures --model smallcnn-bn --epochs 1 --batch 16 --stop-after 2 -- \
-  $run "$build/fashion_mnist" --data $pictures --model smallcnn-bn --epochs 1 --batch 16 --stop-after 2 --sync-bn
-warned 'more --epochs, or --batch' $run "$build/fashion_mnist" --data $pictures --model mlp --val 5000 --epochs 1 --batch-per-rank 25 -- \
-  $run "$build/fashion_mnist" --data $pictures --model mlp --val 5000 --epochs 1 --batch {}
+few="$run $build/fashion_mnist --data $pictures --model smallcnn-bn --epochs 1 --batch 16 --stop-after 2"
+says 0 'batch norm has only 8 pictures' $few
+warned 'batch norm has only' $few -- $few --sync-bn
+warned 'more --epochs, or --batch' $run ${train% --batch 50} --batch-per-rank 25 -- $run ${train% --batch 50} --batch {}
 
 # ---- pictures --------------------------------------------------------------------------------------------------------
 pictures "$there/few" 12 6
 pictures "$there/mixed" 12 10
 pictures "$there/mixed" 16 2
-advice 'for example --size' $build/train --data-set "$there/mixed" --model mlp --epochs 1 -- \
-  $build/train --data-set "$there/mixed" --model mlp --epochs 1 --size {}
-says 0 '--batch 4 instead' $build/train --data-set "$there/few" --model mlp --epochs 1
-advice 'do not fill a batch of 64: use a smaller' $build/train --data-set "$there/few" --model mlp --epochs 1 --batch 64 -- \
-  $build/train --data-set "$there/few" --model mlp --epochs 1 --batch 4
+once="$build/train --model mlp --epochs 1 --data-set"
+advice 'for example --size' $once "$there/mixed" -- $once "$there/mixed" --size {}
+says 0 '--batch 4 instead' $once "$there/few"
+advice 'do not fill a batch of 64: use a smaller' $once "$there/few" --batch 64 -- $once "$there/few" --batch 4
 mkdir "$there/outer" && cp -r "$there/few" "$there/outer/only"
-advice 'did you mean' $build/train --data-set "$there/outer" --model mlp --epochs 1 -- $build/train --data-set "$there/outer/only" --model mlp --epochs 1
+advice 'did you mean' $once "$there/outer" -- $once "$there/outer/only"
 says 2 'datasets/get-data.sh fashion-mnist' "$build/fashion_mnist" --data "$there" --model mlp
 [ -x datasets/get-data.sh ] || sh -n datasets/get-data.sh || complain 'datasets/get-data.sh is no script'
 

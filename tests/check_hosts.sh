@@ -8,6 +8,9 @@ case $? in 77) cat "$there/out"; exit 77 ;; 0) ;; *) cat "$there/out"; exit 1 ;;
 export TANDEM_SILENCE=3
 train="$build/fashion_mnist --data $pictures --model mlp --val 1000 --epochs 1 --lr 0.05"
 
+# hosts …: hosts.sh, for at most a minute.
+hosts() { timeout --foreground 60 sh dist/lab/hosts.sh "$@" >"$there/out" 2>&1; }
+endless="$build/fashion_mnist --data synthetic --model mlp --epochs 100000"
 # trains COMMAND…: one rank prints the accuracy. That all have the same weights, they have found out themselves.
 trains() {
   timeout --foreground 120 "$@" >"$there/out" 2>&1 || complain "$*: exit status $?: $(cat "$there/out")"
@@ -40,23 +43,20 @@ fi
 
 # Links of 10 Mbit/s that are full for seconds: heartbeats come through, and nobody counts as dead.
 if [ -x "$build/tandem_tests" ]; then
-  TANDEM_SILENCE=3 timeout --foreground 60 sh dist/lab/hosts.sh 2 10mbit -- "$build/tandem_tests" \
-    --gtest_filter=Hosts.DISABLED_HeartbeatsUnderLoad --gtest_also_run_disabled_tests >"$there/out" 2>&1 &&
+  hosts 2 10mbit -- "$build/tandem_tests" --gtest_filter=Hosts.DISABLED_HeartbeatsUnderLoad --gtest_also_run_disabled_tests &&
     [ "$(grep -c 'longest silence' "$there/out")" = 4 ] || complain "heartbeats on slow links: $(cat "$there/out")"
 fi
 
 # Ten all-reduces of 1 MiB: each host may send 2(n−1)/n MiB in each, and a little for finding each other.
 for hosts in 2 3; do
-  COUNTERS=$there/counters timeout --foreground 60 sh dist/lab/hosts.sh $hosts 1gbit -- "$build/tandem-run" --check-rank \
-    >"$there/out" 2>&1 || complain "--check-rank on $hosts hosts: $(cat "$there/out")"
+  COUNTERS=$there/counters hosts $hosts 1gbit -- "$build/tandem-run" --check-rank || complain "--check-rank on $hosts hosts: $(cat "$there/out")"
   awk -v n=$hosts '{ bound = 10 * 2 * (n - 1) / n * 1048576
                      if ($2 > 1.05 * bound) { print $1 " sent " $2 " bytes, " $2 / bound " of the bound"; bad = 1 } }
                    END { exit bad || NR != n }' "$there/counters" || complain "bytes between $hosts hosts"
 done
 
 # A link that is cut: both sides end, and name each other; of two halves rank 0's writes what is left.
-CUT=1:6 timeout --foreground 60 sh dist/lab/hosts.sh 2 1gbit -- "$build/fashion_mnist" --data synthetic --model mlp \
-  --epochs 100000 --checkpoint "$there/halves" >"$there/out" 2>&1
+CUT=1:6 hosts 2 1gbit -- $endless --checkpoint "$there/halves"
 [ $? -eq 1 ] || complain "a cut link: exit status $?: $(cat "$there/out")"
 grep -q '0@host0.*rank 1 on host1' "$there/out" || complain "host 0 does not name rank 1: $(cat "$there/out")"
 grep -q '1@host1.*rank 0 on host0' "$there/out" || complain "host 1 does not name rank 0: $(cat "$there/out")"
@@ -64,15 +64,13 @@ grep -q '1@host1.*rank 0 on host0' "$there/out" || complain "host 1 does not nam
   complain "not rank 0 alone has written: $(cat "$there/out")"
 # The same where hosts exchange weights now and then, with an exchange under way for most of the time.
 for strategy in daso:B=4,W=3,warm-up=0,cool-down=0 outer:H=20,stream=2; do
-  RANKS=2 CUT=1:6 TANDEM_STRATEGY=$strategy timeout --foreground 60 sh dist/lab/hosts.sh 2 1gbit -- "$build/fashion_mnist" \
-    --data synthetic --model mlp --epochs 100000 >"$there/out" 2>&1
+  RANKS=2 CUT=1:6 TANDEM_STRATEGY=$strategy hosts 2 1gbit -- $endless
   [ $? -eq 1 ] || complain "$strategy, a cut link: exit status $?: $(cat "$there/out")"
   grep -q '@host0.*rank [23] on host1' "$there/out" || complain "$strategy: host 0 names no rank of host 1: $(cat "$there/out")"
   grep -q '@host1.*rank [01] on host0' "$there/out" || complain "$strategy: host 1 names no rank of host 0: $(cat "$there/out")"
 done
 # Of three hosts those that have lost rank 0 are the majority. The cut falls into the first epoch, whose steps nobody has saved.
-CUT=0:6 timeout --foreground 60 sh dist/lab/hosts.sh 3 1gbit -- "$build/fashion_mnist" --data synthetic --model mlp \
-  --batch 32 --epochs 100000 --checkpoint "$there/thirds" >"$there/out" 2>&1
+CUT=0:6 hosts 3 1gbit -- $endless --batch 32 --checkpoint "$there/thirds"
 [ "$(grep -o 'rank . on host. has written' "$there/out")" = 'rank 1 on host1 has written' ] ||
   complain "not rank 1 alone has written: $(cat "$there/out")"
 exit $wrong

@@ -11,5 +11,5 @@ says 0 'every graph has a plan, deterministic or not' "$plans" --first --gpu sm_
 says 1 'NO PLAN on sm_60: conv2d forward, pictures [128, 32, 32, 3], filters [6, 5, 5, 3], bf16' "$plans" --gpu sm_60 lenet5
 says 2 'choose sm_80, sm_90 or sm_60' "$plans" --gpu sm_61 lenet5
 says 2 'there is no convolution' "$plans" mlp
-says 1 "no model 'lenet6'" "$plans" lenet5 lenet6
+says 2 "no model 'lenet6'" "$plans" lenet5 lenet6
 exit $wrong

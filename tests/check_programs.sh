@@ -101,6 +101,10 @@ if ! grep -q 'stb_image off' "$build/summary"; then
   says 2 'cat/3.ppm: is damaged' "$build/train" --data-set "$there/all" --size 8
 fi
 says 2 'choose one of mnist' "$build/train" --data-set imagenet
+# A refusal names its option.
+for bad in '--reflect' '--partition dirichlet:-1' '--schedule step:0:3' '--model foo'; do
+  says 2 "train: $bad" "$build/train" --data synthetic $bad
+done
 says 0 'synthetic-cifar-10: 50000 + 10000 pictures, 32 × 32, 3 channels, 10 classes' env OMP_NUM_THREADS=$threads \
   "$build/train" --data-set cifar10 --data synthetic --model mlp --epochs 1 --val 49000
 

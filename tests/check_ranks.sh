@@ -161,7 +161,7 @@ wait $!
 begun() {
   rank=$1
   shift
-  begins "$rank" "$build/tandem-run" ${ranks:--n 3} $endless --log-every ${every:-100} "$@"
+  begins "$rank" "$build/tandem-run" ${ranks:--n 3} --pace 5 $endless --log-every ${every:-100} "$@"
 }
 endless="$build/fashion_mnist --data synthetic --model mlp --batch 48 --epochs 100000"
 # ended SECONDS TEXT…: the launcher ends by itself, with all its ranks, and says so.
@@ -176,6 +176,11 @@ ended() {
   [ $took -le "$at_most" ] || complain "the rest took $took s to end"
   for text in "$@"; do grep -qE -- "$text" "$there/out" || complain "does not say '$text' but: $(tail -n 8 "$there/out")"; done
   nothing_left
+}
+# killed SECONDS TEXT…: the victim is killed, and the job ends as for ended.
+killed() {
+  kill -KILL "$victim"
+  ended "$@"
 }
 # step_written: the step after which a rank wrote what was left.
 step_written() {
@@ -196,8 +201,7 @@ ranks='-n 4'
 for strategy in daso daso:B=4,W=3,warm-up=0,cool-down=0 outer:H=50,stream=2; do
   export TANDEM_STRATEGY=$strategy TANDEM_HOSTS_AS=2
   begun 3
-  kill -KILL "$victim"
-  ended 9 'rank 3 on .* failed first: it was killed by SIGKILL'
+  killed 9 'rank 3 on .* failed first: it was killed by SIGKILL'
   rm -rf "$there/host"
   begun 2 --checkpoint "$there/host"
   kill -KILL "$victim" $(rank_of $launcher 3)
@@ -216,8 +220,7 @@ for strategy in hybrid+all-reduce hybrid+daso:B=4,W=3,warm-up=0,cool-down=0; do
   rm -rf "$there/cut"
   ranks="-n 4 --hosts-as 2 --strategy $strategy" begun 3 --checkpoint "$there/cut"
   until [ -e "$there/cut/last.safetensors" ] || ! kill -0 $launcher; do sleep 0.1; done
-  kill -KILL "$victim"
-  ended 6 'rank 3 on .* failed first: it was killed by SIGKILL' 'rank 3 on .* has died' 'a layer is cut over ranks'
+  killed 6 'rank 3 on .* failed first: it was killed by SIGKILL' 'rank 3 on .* has died' 'a layer is cut over ranks'
   says 0 'nothing is left to do' $endless --resume "$there/cut" --stop-after 1
   step=$(sed -n 's/.* done, \([0-9]*\) steps.*/\1/p' "$there/out")
   says 0 'ranks was 4 and is 3' "$build/tandem-run" -n 3 --strategy hybrid $endless --resume "$there/cut" --stop-after $((step + 10))
@@ -231,8 +234,7 @@ shown() { sed -n "s|^build/tandem-run -n $1 build/\(.*\) --$2 run\$|$build/\1 --
 endless_before=$endless endless=$(shown 3 checkpoint)
 [ "$endless" ] && [ "$endless" = "$(shown 2 resume)" ] || complain "dist/REFERENCE.md: '$endless' is resumed by '$(shown 2 resume)'"
 begun 2 --checkpoint "$there/killed-2"
-kill -KILL "$victim"
-ended 6 'rank 2 on .* failed first: it was killed by SIGKILL' 'rank 2 on .* has died' 'rank 0 on .* has written'
+killed 6 'rank 2 on .* failed first: it was killed by SIGKILL' 'rank 2 on .* has died' 'rank 0 on .* has written'
 step_written
 says 0 '2 ranks, all-reduce: batch 128 = 2 × 64, as on one machine' \
   "$build/tandem-run" -n 2 $endless --resume "$there/killed-2" --stop-after $((step + 20))
@@ -240,8 +242,7 @@ once 'ranks was 3 and is 2'
 [ "$(grep -c ' was .* and is ' "$there/out")" = 1 ] || complain "more differs than the ranks: $(cat "$there/out")"
 endless=$endless_before
 begun 0 --checkpoint "$there/killed"
-kill -KILL "$victim"
-ended 6 'rank 0 on .* failed first: it was killed by SIGKILL' 'rank 1 on .* has written .*/last.safetensors'
+killed 6 'rank 0 on .* failed first: it was killed by SIGKILL' 'rank 1 on .* has written .*/last.safetensors'
 step_written
 # same FOLDER FOLDER: their runs have the same weights and optimizer's state.
 same() { [ "$(weights "$there/$1/last.safetensors")" = "$(weights "$there/$2/last.safetensors")" ]; }

@@ -64,7 +64,7 @@ endless="$build/fashion_mnist --data synthetic --model mlp --batch 50 --lr 0.001
 begun() {
   rank=$1
   shift
-  begins "$rank" "$run" -n 3 --strategy ddc-asgd "$@" $endless --log-every 50
+  begins "$rank" "$run" -n 3 --strategy ddc-asgd --pace 5 "$@" $endless --log-every 50
 }
 steps() { sed -n 's/.*"step","step":\([0-9]*\).*/\1/p' "$there/metrics" | tail -n 1; }
 # goes_on: more steps come.
@@ -79,21 +79,23 @@ ended() {
   ends $launcher "$1" "$there/out" 'the launcher'
   nothing_left
 }
+# goes_on_to_its_end: more steps come, and the launcher is asked to end.
+goes_on_to_its_end() {
+  goes_on
+  kill -TERM $launcher
+  ended 143
+}
 begun 2
 kill -KILL "$victim"
 said 'rank 2 on .* was killed by SIGKILL: the others go on without it'
-goes_on
-kill -TERM $launcher
-ended 143
+goes_on_to_its_end
 grep -q '"adopted_shards":1' "$there/metrics" || complain "nobody adopted the shard: $(tail -n 3 "$there/metrics")"
 for strategy in outer:H=10+delayed-nesterov outer:H=10+quorum:2,grace=0.1 ddc-asgd; do
   begun 1 --restart 1 --strategy $strategy
   kill -KILL "$victim"
   said 'and it is started again'
   sleep 3
-  goes_on
-  kill -TERM $launcher
-  ended 143
+  goes_on_to_its_end
 done
 tail -n 4 "$there/metrics" | grep '"rank":1,' | grep -q '"exchanges":[1-9][0-9]' || complain "rank 1 did not come back: $(tail -n 4 "$there/metrics")"
 # A worker with pictures of its own takes them along, and brings them back.
@@ -103,9 +105,7 @@ begun 1 --restart 1 --strategy asgd
 kill -KILL "$victim"
 said 'the others go on without it and without its [0-9]* pictures, of classes [0-9]'
 said 'rank 1 on .* is back, with its [0-9]* pictures, of classes [0-9]'
-goes_on
-kill -TERM $launcher
-ended 143
+goes_on_to_its_end
 # Killed in a round over own epochs: the checkpoint has the weights before the round, and a resumed run begins it anew.
 rounds="$build/fashion_mnist --data $pictures --model mlp --batch 50 --lr 0.01 --partition dirichlet:0.5"
 endless="$rounds --epochs 100000 --checkpoint $there/rounds"
@@ -148,9 +148,7 @@ goes_on
 sleep 3
 goes_on
 kill -CONT "$victim"
-goes_on
-kill -TERM $launcher
-ended 143
+goes_on_to_its_end
 unset TANDEM_SILENCE
 # A worker that is asked to end asks all of them.
 begun 2
@@ -185,9 +183,7 @@ END
 endless="sh $there/one $forever"
 TANDEM_SILENCE=2 begun 0 --restart 1
 said 'rank 1 on .* ended with exit status 1: the others go on without it, and it is started again'
-goes_on
-kill -TERM $launcher
-ended 143
+goes_on_to_its_end
 endless=$forever
 
 # ---- a loop of one's own: its checkpoint has the momentum, which lies on the servers ----------------------------------------

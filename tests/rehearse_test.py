@@ -1,5 +1,4 @@
 """What dist/lab/rehearse.py computes, writes and refuses, and its runs by a script that stands for hosts.sh."""
-import importlib.util
 import json
 import math
 import os
@@ -11,10 +10,10 @@ import time
 import types
 import unittest
 
+sys.path.insert(0, "dist/lab")
+import rehearse as lab
+
 PROGRAM = os.path.abspath("dist/lab/rehearse.py")
-spec = importlib.util.spec_from_file_location("rehearse", PROGRAM)
-lab = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(lab)
 
 # Runs the command once, and says that its two hosts sent 10 and 20 bytes.
 HOSTS = """#!/bin/sh
@@ -37,15 +36,12 @@ for e in 1 2 3; do echo "{\\"event\\":\\"epoch\\",\\"seconds\\":2,\\"test_accura
 
 def run(strategy, link, seconds, accuracy, sent=0, steps=100, reached=None):
     return {"setup": "", "strategy": strategy, "link": link, "seconds": seconds, "exposed": 0, "bytes": sent,
-            "steps": steps,
-            "accuracy": accuracy, "reached": reached}
+            "steps": steps, "accuracy": accuracy, "reached": reached}
 
 
 class Rehearsal(unittest.TestCase):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = folder.name
+        self.folder = self.enterContext(tempfile.TemporaryDirectory())
         for name, content in (("hosts.sh", HOSTS), ("train", TRAINS), ("table", "a table\n")):
             with open(os.path.join(self.folder, name), "w") as file:
                 file.write(content)
@@ -114,8 +110,7 @@ class Rehearsal(unittest.TestCase):
 
     def test_runs_are_made_once_and_failures_do_not_end_the_others(self):
         asked = ["--ranks", "2", "--link", "1gbit,200mbit", "--strategy", "all-reduce bad bsp:wire=bf16 cut",
-                 "--target", "20",
-                 "--results", "runs", "--pace", "40", "--", "./train"]
+                 "--target", "20", "--results", "runs", "--pace", "40", "--", "./train"]
         first = self.rehearse(*asked)
         self.assertEqual(first.returncode, 1)
         for part in ("bad on 1gbit ended with status 3:\nit diverged", "6 runs of 12 failed", "metrics have no end"):

@@ -2,13 +2,13 @@
 import base64
 import contextlib
 import html.parser
-import importlib.util
 import io
 import json
 import math
 import os
 import re
 import subprocess
+import sys
 import tempfile
 import unittest
 import unittest.mock
@@ -16,9 +16,8 @@ import xml.etree.ElementTree as xml
 
 PROGRAM, BUILD = os.path.abspath("examples/report.py"), os.path.abspath(os.environ.get("BUILD", "build"))
 LOGS = os.path.abspath("examples/recipes/logs/resnet20_cifar10_")
-spec = importlib.util.spec_from_file_location("report", PROGRAM)
-report = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(report)
+sys.path.insert(0, "examples")
+import report
 
 
 class Tags(html.parser.HTMLParser):
@@ -54,9 +53,7 @@ def drawn(axes):
 
 class Report(unittest.TestCase):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = folder.name
+        self.folder = self.enterContext(tempfile.TemporaryDirectory())
 
     def file(self, name, *content, encoding="utf-8"):
         """Lines as objects, or text as it is."""
@@ -67,16 +64,13 @@ class Report(unittest.TestCase):
 
     def run_program(self, *arguments):
         """Exit status, standard output and standard error."""
-        out, error, here, status = io.StringIO(), io.StringIO(), os.getcwd(), 0
-        os.chdir(self.folder)
-        try:
-            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
-                with unittest.mock.patch("sys.argv", [PROGRAM, *arguments]):
-                    report.main()
-        except SystemExit as end:
-            status = end.code
-        finally:
-            os.chdir(here)
+        out, error, status = io.StringIO(), io.StringIO(), 0
+        with (contextlib.chdir(self.folder), contextlib.redirect_stdout(out), contextlib.redirect_stderr(error),
+              unittest.mock.patch("sys.argv", [PROGRAM, *arguments])):
+            try:
+                report.main()
+            except SystemExit as end:
+                status = end.code
         return status, out.getvalue(), error.getvalue()
 
     def page(self, *arguments):
