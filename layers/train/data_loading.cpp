@@ -20,7 +20,6 @@ std::int64_t batch_of(const Pictures& pictures, const RunConfig& o) {
 
 LoaderOptions shuffled_and_augmented(const Pictures& pictures, const RunConfig& o) {
   Augment augment = o.augment ? Augment::usual(int(pictures.height())) : Augment{};
-  if (o.reflect && !o.augment) refuse("--reflect is for the crops of --augment: give both");
   augment.reflect = o.reflect;
   augment.cutout = o.cutout;
   return {.batch = batch_of(pictures, o),

@@ -58,6 +58,7 @@ void check_options_agree(const RunConfig& o) {
        "--scratch is for tensors that are swapped, and --swap recompute and off swap none: leave one of them out"},
       {o.evaluate && o.memory_budget > 0, "--evaluate saves nothing for backward: it has no use for --memory-budget"},
       {o.patience > 0 && o.val == 0, "--patience needs validation pictures: add --val, say --val 5000"},
+      {o.reflect && !o.augment, "--reflect is for the crops of --augment: give both"},
       {o.mixup > 0 && (o.batch_per_rank ? o.batch_per_rank : o.batch) == 1,
        "--mixup mixes pairs of pictures: a batch of 1 has none"},
       {o.log_every > 0 && o.metrics.empty(), "--log-every adds lines to the metrics: add --metrics FILE"},
