@@ -111,7 +111,8 @@ def show_table(done):
     print("| partition | method | published | ours |\n|---|---|---|---|")
     names = {run["name"]: run for run in TABLE}
     for name in names:
-        ours = [100 * r["test"] for r in done.values() if r["name"] == name and r["test"]]
+        ended = [done[key(run)] for run in TABLE if run["name"] == name and key(run) in done]
+        ours = [100 * run["test"] for run in ended if run["test"]]
         partition, workers, method = name.split(", ", 2)
         column = [m.split(":")[0] for m in METHODS].index(method.split(":")[0])
         published = SAMPLED[partition] if workers.startswith("100") else PUBLISHED[partition][column]
