@@ -19,7 +19,7 @@ cuda 2706
 dist 12421
 examples 1133
 examples/course 1200
-tests 21993
+tests 21994
 END
 if clang-format --version 2>/dev/null | grep -q 'version 14\.'; then
   find core autograd layers datasets cuda dist examples tests -name '*.cpp' -o -name '*.h' -o -name '*.cu' |

@@ -105,7 +105,7 @@ TEST_F(Runs, LoadersAreWhatTheOptionsSay) {
   EXPECT_FALSE(all.validation);
   EXPECT_EQ(FitData(all).validation, nullptr);
 
-  o.val = 80, o.augment = true, o.cutout = 3, o.mixup = 0.2;
+  o.val = 80, o.augment = o.reflect = true, o.cutout = 3, o.mixup = 0.2;
   EXPECT_EQ(Loaders(data, o, *backend).train.options().batch, 8);  // the program's batch is for more pictures
   o.given = {{"--batch", "64"}};
   EXPECT_REFUSED(Loaders(data, o, *backend), "20 pictures do not fill a batch of 32", "a smaller --batch or --val");
@@ -116,6 +116,7 @@ TEST_F(Runs, LoadersAreWhatTheOptionsSay) {
   EXPECT_EQ(few.train.pictures_per_epoch(), 18);
   EXPECT_EQ(FitData(few).validation->pictures_per_epoch(), 80);
   EXPECT_EQ(few.train.options().augment.pad_crop, 4);
+  EXPECT_TRUE(few.train.options().augment.reflect);
   EXPECT_EQ(few.train.options().augment.cutout, 3);
   EXPECT_EQ(few.train.options().mixup, 0.2);
   EXPECT_FALSE(few.validation->options().shuffle);
